@@ -1,0 +1,361 @@
+"""Samples a transformers model in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from srpo_env.agents.chat import Chat
+from srpo_env.agents.settings import checked
+from srpo_env.errors import ContextExceeded, PolicyError
+from srpo_env.models import Dtype, LoadedModel, load_model, resolve_model
+from srpo_env.protocols import Sampled, SampleRequest
+from srpo_env.records import Output
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from srpo_env.agents.generation import Generator, Row
+
+
+_LINGER_S = 0.2
+
+
+class LocalSettings(BaseModel):
+    """The `sample` block of a policy with the backend `local`.
+
+    Attributes:
+        model: A transformers folder, a registered name or a hub id.
+        dtype: Type of the weights.
+        device: A torch device, or `auto`.
+        template_arguments: Passed on to the chat template, such as `enable_thinking: false`.
+        deterministic: Each call is a batch of its own, so that equal calls give equal outputs; otherwise calls share
+            one running batch, which is faster.
+        max_rows: Most rows sampled together.
+        cache_gib: Most memory for their keys and values, in GiB.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dtype: Dtype = "float32"
+    device: str = "auto"
+    template_arguments: dict[str, Any] = Field(default_factory=dict)
+    deterministic: bool = True
+    max_rows: int = Field(512, ge=1)
+    cache_gib: float = Field(4.0, gt=0)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of `sample`: what was asked, and what has become of it so far."""
+
+    requests: tuple[SampleRequest, ...]
+    outcomes: Future[list[Sampled]] = field(default_factory=Future)
+    began: float = field(default_factory=time.perf_counter)
+    ready: dict[int, Sampled] = field(default_factory=dict)
+
+
+class LocalPolicy:
+    """A policy whose model lives in this process; the learner trains the very model that is sampled.
+
+    The model is loaded when it is first needed. Sampling runs in a thread of the policy's own; cancelling a call, or
+    closing the policy, stops it within one decoding step.
+
+    Example:
+        policy = LocalPolicy("./my_model")
+        outputs = await policy.sample(requests)
+
+    Args:
+        model: A transformers folder, a registered name or a hub id.
+        name: The policy's label, for messages.
+        dtype, device, template_arguments, deterministic, max_rows, cache_gib: See `LocalSettings`.
+
+    Raises:
+        MissingModel, UnknownName: The model is not there.
+    """
+
+    in_process = True
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str = "main",
+        dtype: Dtype = "float32",
+        device: str = "auto",
+        template_arguments: Mapping[str, Any] | None = None,
+        deterministic: bool = True,
+        max_rows: int = 512,
+        cache_gib: float = 4.0,
+    ) -> None:
+        resolve_model(str(model))
+        self.name = name
+        self.version = 0
+        self._model_name = str(model)
+        self._dtype: Dtype = dtype
+        self._device = device
+        self._template_arguments = dict(template_arguments or {})
+        self._deterministic = deterministic
+        self._max_rows = max_rows
+        self._cache_bytes = int(cache_gib * 2**30)
+        self._loading = threading.Lock()
+        self._stepping = threading.Lock()
+        self._calls: deque[_Call] = deque()
+        self._arrival = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._open: list[_Call] = []
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, label: str, settings: Mapping[str, Any]) -> LocalPolicy:
+        """Returns the policy that a recipe describes.
+
+        Args:
+            label: The policy's name in the recipe.
+            settings: Its `sample` block without `backend`, and its `model`.
+
+        Raises:
+            InvalidRecipe: A key is unknown or a value breaks a rule.
+            MissingModel, UnknownName: The model is not there.
+        """
+        return cls(name=label, **dict(checked(LocalSettings, f"policies.{label}.sample", settings)))
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model; sampler and learner share it."""
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with its chat template."""
+        return self._loaded.tokenizer
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        """Returns one outcome per request, in the same order."""
+        if not requests:
+            return []
+        call = _Call(tuple(requests))
+        with self._arrival:
+            if self._closed:
+                raise PolicyError(f"policy {self.name!r} is closed; make a new one to sample from.")
+            self._calls.append(call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"sample {self.name}")
+                self._thread.start()
+            self._arrival.notify()
+        return await asyncio.wrap_future(call.outcomes)
+
+    def load_weights(self, source: Path | Mapping[str, torch.Tensor] | None, version: int) -> None:
+        """Takes new weights and their version; waits for a decoding step that is under way.
+
+        Args:
+            source: A transformers folder, a state dict, or None where `model` was changed in place.
+            version: The version of the new weights.
+
+        Raises:
+            MissingModel: The folder can't be loaded.
+            PolicyError: The weights are not those of a model of this shape; nothing changed.
+        """
+        if isinstance(source, Path):
+            source = load_model(str(source), self._dtype, "cpu").model.state_dict()
+        with self._stepping:
+            if source is not None:
+                self._copy(source)
+            self.version = version
+
+    async def aclose(self) -> None:
+        """Cancels the calls under way and frees the cache."""
+        with self._arrival:
+            self._closed = True
+            self._arrival.notify()
+            thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+
+    @property
+    def _loaded(self) -> LoadedModel:
+        with self._loading:
+            return self._load
+
+    @cached_property
+    def _load(self) -> LoadedModel:
+        return load_model(self._model_name, self._dtype, self._device)
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer, self._template_arguments)
+
+    @cached_property
+    def _generator(self) -> Generator:
+        from srpo_env.agents.generation import Generator
+
+        return Generator(
+            self.model,
+            self._loaded.stop_ids,
+            self._chat.text,
+            max_rows=self._max_rows,
+            cache_bytes=self._cache_bytes,
+            interrupted=self._interrupted,
+        )
+
+    def _copy(self, state: Mapping[str, torch.Tensor]) -> None:
+        own = self.model.state_dict()
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        unknown = sorted(state.keys() - own.keys())
+        missing = sorted(own.keys() - state.keys() - tied)
+        reshaped = sorted(key for key in own.keys() & state.keys() if own[key].shape != state[key].shape)
+        if unknown or missing or reshaped:
+            key = (unknown or missing or reshaped)[0]
+            problem = "is not in the model" if unknown else "is missing" if missing else "has another shape"
+            raise PolicyError(
+                f"policy {self.name!r}: the new weights are not those of {self._model_name!r}: {key!r} {problem} "
+                f"({len(unknown) + len(missing) + len(reshaped)} such). Give weights of the same architecture."
+            )
+        self.model.load_state_dict(state, strict=False)
+
+    # What follows runs in the sampling thread.
+
+    def _work(self) -> None:
+        """Samples until no call has come for a while."""
+        while True:
+            new = self._next_calls()
+            if not new and not self._open:
+                return
+            try:
+                self._begin(new)
+                self._advance()
+            except Exception as error:  # noqa: BLE001 (it goes to those who wait for the outcomes)
+                self._give_up(error)
+
+    def _next_calls(self) -> list[_Call]:
+        """Takes the calls that may start now; where nothing is under way, waits a moment for one."""
+        with self._arrival:
+            if not self._open:
+                self._arrival.wait_for(lambda: self._calls or self._closed, timeout=_LINGER_S)
+            if self._closed or (not self._open and not self._calls):
+                self._end()
+                return []
+            if self._deterministic:
+                return [] if self._open else [self._calls.popleft()]
+            calls = list(self._calls)
+            self._calls.clear()
+            return calls
+
+    def _end(self) -> None:
+        """Leaves nothing behind; the next call starts another thread."""
+        for call in (*self._open, *self._calls):
+            call.outcomes.cancel()
+        self._open.clear()
+        self._calls.clear()
+        if self._closed and "_generator" in self.__dict__:
+            self._generator.clear()
+            del self.__dict__["_generator"]
+        self._thread = None
+
+    def _interrupted(self) -> bool:
+        """Whether nobody waits for the rows any more."""
+        return (
+            self._closed
+            or not threading.main_thread().is_alive()
+            or all(call.outcomes.cancelled() for call in self._open)
+        )
+
+    def _begin(self, calls: Sequence[_Call]) -> None:
+        """Puts the rows of calls into the batch."""
+        from srpo_env.agents.generation import Row
+
+        self._open += calls
+        for call in calls:
+            for index, request in enumerate(call.requests):
+                try:
+                    prompt = self._chat.prompt_ids(request.messages)
+                    limit = self._limit(prompt, request.sampling.max_tokens)
+                except (PolicyError, ContextExceeded) as error:
+                    call.ready[index] = error
+                    continue
+                row = Row(
+                    prompt,
+                    request.sampling,
+                    limit,
+                    request.seed,
+                    self.version,
+                    (call, index),
+                    began=call.began,
+                )
+                self._generator.add([row])
+
+    def _limit(self, prompt: tuple[int, ...], max_tokens: int) -> int:
+        """Returns how many tokens the output may have."""
+        context = self._loaded.context_length
+        if not prompt:
+            raise PolicyError("the chat template makes an empty prompt of these messages; write a prompt.")
+        if len(prompt) >= context:
+            raise ContextExceeded(
+                f"a prompt of {len(prompt)} tokens leaves no room for an output in the context of {context} tokens of "
+                f"policy {self.name!r}; shorten what the agent sees or take a model with a longer context."
+            )
+        return min(max_tokens, context - len(prompt))
+
+    def _advance(self) -> None:
+        """Makes one step and hands out what is done."""
+        from srpo_env.agents.generation import Interrupted
+
+        gone = {id(call) for call in self._open if call.outcomes.cancelled()}
+        if gone:
+            self._generator.drop(lambda row: id(row.owner[0]) in gone)
+        done: list[Row] = []
+        if self._generator.busy:
+            try:
+                with self._stepping:
+                    done = self._generator.step()
+            except Interrupted:
+                self._generator.clear()
+                for call in self._open:
+                    call.outcomes.cancel()
+        for row, output in zip(done, self._outputs(done), strict=True):
+            call, index = row.owner
+            call.ready[index] = output
+        for call in [call for call in self._open if len(call.ready) == len(call.requests) or call.outcomes.cancelled()]:
+            self._open.remove(call)
+            if call.outcomes.set_running_or_notify_cancel():
+                call.outcomes.set_result([call.ready[index] for index in range(len(call.requests))])
+
+    def _outputs(self, rows: Sequence[Row]) -> list[Sampled]:
+        stops = self._generator.stop_ids
+        spoken = [row.output[:-1] if row.output and row.output[-1] in stops else row.output for row in rows]
+        return [
+            PolicyError(f"policy {self.name!r} gave logits that are not finite; its weights have diverged.")
+            if row.broken
+            else Output(
+                text=text,
+                prompt_ids=row.prompt,
+                output_ids=tuple(row.output),
+                logprobs=tuple(row.logprobs),
+                logprobs_mode="processed",
+                finish_reason=row.finish_reason,
+                policy_version=row.version,
+                seconds=row.seconds,
+            )
+            for row, text in zip(rows, self._chat.texts(spoken), strict=True)
+        ]
+
+    def _give_up(self, error: Exception) -> None:
+        """Hands an unforeseen error to all who wait."""
+        for call in self._open:
+            if call.outcomes.set_running_or_notify_cancel():
+                call.outcomes.set_exception(error)
+        self._open.clear()
+        if "_generator" in self.__dict__:
+            self._generator.clear()

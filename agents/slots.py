@@ -1,0 +1,99 @@
+"""The keys and values of the rows that are being sampled: one slot a row, one column a token.
+
+Row i lies in slot i, its tokens in columns 0, 1, ... without padding, so a column is a position. A row that leaves is
+replaced by the last one; a row that enters takes the next slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+
+class Slots(Cache):
+    """A key-value cache whose rows have lengths of their own.
+
+    Args:
+        probe: Keys and values of a short forward pass; tells each layer's shape.
+    """
+
+    def __init__(self, probe: DynamicCache) -> None:
+        super().__init__(layers=[])
+        pairs = [_by_token(layer) for layer in probe.layers]
+        self.keys = [keys.new_empty(0, 0, *keys.shape[2:]) for keys, _ in pairs]
+        self.values = [values.new_empty(0, 0, *values.shape[2:]) for _, values in pairs]
+        self.bytes_per_token = sum(part[0, 0].nbytes for pair in pairs for part in pair)
+        self._target = torch.empty(0, dtype=torch.int64)
+        self._rows = self._width = 0
+
+    @property
+    def rows(self) -> int:
+        """Slots that there is memory for."""
+        return len(self.keys[0])
+
+    @property
+    def columns(self) -> int:
+        """Tokens a slot has memory for."""
+        return self.keys[0].shape[1]
+
+    def clean(self) -> None:
+        """Zeroes what is not finite: even where no row may look, 0 * NaN would reach it."""
+        for part in (*self.keys, *self.values):
+            part.nan_to_num_(0.0, 0.0, 0.0)
+
+    def resize(self, rows: int, columns: int, kept_rows: int) -> None:
+        """Makes memory for this many slots and columns, zeroed; what the first slots hold is kept."""
+        for parts in (self.keys, self.values):
+            for layer, old in enumerate(parts):
+                new = old.new_zeros(rows, columns, *old.shape[2:])
+                new[:kept_rows, : old.shape[1]] = old[:kept_rows]
+                parts[layer] = new
+
+    def fill(self, first: int, source: DynamicCache, rows: Tensor, lengths: int) -> None:
+        """Copies rows of a prefilled cache into the slots from `first` on; a row may be copied to many slots."""
+        end = first + len(rows)
+        for layer, cached in enumerate(source.layers):
+            for part, new in zip((self.keys, self.values), _by_token(cached), strict=True):
+                part[layer][first:end, :lengths] = new[rows, :lengths]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
+        """Copies the first `width` columns of some slots to other slots."""
+        source, target = torch.tensor(sources), torch.tensor(targets)
+        for parts in (self.keys, self.values):
+            for part in parts:
+                part[target, :width] = part[source, :width]
+
+    def aim(self, lengths: Tensor, width: int) -> None:
+        """Says where the next forward pass writes: column `lengths[i]` of slot i, of `width` columns it then reads."""
+        self._rows, self._width = len(lengths), width
+        self._target = torch.arange(self._rows, device=lengths.device) * self.columns + lengths
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes one token a row and returns all that the rows hold: [n, heads, width, head size] each."""
+        return (
+            self._write(self.keys[layer_idx], key_states),
+            self._write(self.values[layer_idx], value_states),
+        )
+
+    def _write(self, part: Tensor, new: Tensor) -> Tensor:
+        part.flatten(0, 1).index_copy_(0, self._target, new.transpose(1, 2).flatten(0, 1))
+        return part[: self._rows, : self._width].transpose(1, 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that the rows held before the next forward pass."""
+        return self._width - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Columns that the next forward pass reads, and the first of them."""
+        return self._width, 0
+
+
+def _by_token(layer: Any) -> tuple[Tensor, Tensor]:
+    """[n, heads, T, head size] -> [n, T, heads, head size], keys and values."""
+    return layer.keys.transpose(1, 2), layer.values.transpose(1, 2)

@@ -1,0 +1,92 @@
+"""The task set `arithmetic`: sums made on the spot, from a seed, with no file."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from srpo_env.errors import InvalidInput
+from srpo_env.tasks import Task, TaskSet
+
+TEST_SHARE = 0.2
+
+
+def arithmetic(
+    *,
+    split: str = "train",
+    seed: int = 0,
+    size: int = 1024,
+    terms: int = 2,
+    low: int = 10,
+    high: int = 99,
+    operations: str = "+",
+    template: str = "{sum}=",
+) -> TaskSet:
+    """Sums such as `37+58=`.
+
+    Whether a sum belongs to the train or the test split is decided by a hash of the sum itself, so that the splits never
+    overlap, whatever the seeds and settings.
+
+    Args:
+        split: `train` (80% of all sums) or `test`.
+        seed: Decides which sums are drawn.
+        size: Number of different tasks.
+        terms: Numbers in a sum.
+        low, high: Range of each number, both included.
+        operations: The signs to draw from, out of `+-*`.
+        template: The problem's text; `{sum}` stands for the sum.
+
+    Raises:
+        InvalidInput: A setting breaks a rule, or there are fewer than `size` different sums.
+
+    >>> arithmetic(size=1, seed=3).tasks[0].problem
+    '39+56='
+    """
+    if split not in ("train", "test"):
+        raise InvalidInput(f"task set 'arithmetic': split {split!r}; it has train and test.")
+    if not low <= high or terms < 2 or not operations or set(operations) - set("+-*") or "{sum}" not in template:
+        raise InvalidInput(
+            f"task set 'arithmetic': low {low}, high {high}, terms {terms}, operations {operations!r}, template {template!r}; "
+            "low <= high, at least two terms, operations out of '+-*', and `{sum}` in the template."
+        )
+    draw = random.Random(f"arithmetic/{split}/{seed}")
+    tasks: dict[str, Task] = {}
+    misses = 0
+    while len(tasks) < size:
+        sum_ = str(draw.randint(low, high))
+        for _ in range(terms - 1):
+            sum_ += draw.choice(operations) + str(draw.randint(low, high))
+        if sum_ in tasks or _split(sum_) != split:
+            misses += 1
+            if misses > 1000 + 50 * size:
+                raise InvalidInput(
+                    f"task set 'arithmetic': size {size}, but only about {len(tasks)} different sums of split {split!r} exist "
+                    "with these settings; ask for fewer, or widen low..high."
+                )
+            continue
+        tasks[sum_] = Task(
+            id=f"{split}-{sum_}",
+            problem=template.format(sum=sum_),
+            answers=(str(_value(sum_)),),
+            meta={"operations": sum(sum_.count(sign) for sign in "+*") + sum_.count("-")},
+            set="arithmetic",
+        )
+    return TaskSet("arithmetic", tuple(tasks.values()))
+
+
+def _split(sum_: str) -> str:
+    share = int.from_bytes(hashlib.blake2b(sum_.encode(), digest_size=8).digest(), "big") / 2**64
+    return "test" if share < TEST_SHARE else "train"
+
+
+def _value(sum_: str) -> int:
+    total, product, sign, number = 0, 1, 1, ""
+    for character in sum_ + "+":
+        if character.isdigit():
+            number += character
+            continue
+        product *= int(number)
+        number = ""
+        if character != "*":
+            total, product, sign = total + sign * product, 1, -1 if character == "-" else 1
+    return total

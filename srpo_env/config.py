@@ -1,0 +1,321 @@
+"""A recipe: everything that a run is made of, in one small YAML file.
+
+`load_recipe` reads a recipe that ships, a file or a run folder, applies dotted overrides (`learner.clip=0.2`), and checks all
+that can be checked without loading a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from srpo_env.errors import InvalidRecipe, UnknownName, nearest
+from srpo_env.records import Sampling
+from srpo_env.registry import load, registered
+
+
+class Section(BaseModel):
+    """Base of a recipe's sections: unknown keys are refused, values don't change once read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class WorkflowUse(Section):
+    """Which workflow, with which params."""
+
+    use: str
+    """A name that ships, or a path."""
+    params: dict[str, Any] = {}
+    """Values for its params."""
+
+
+class TasksUse(Section):
+    """Which tasks. Further keys are settings of the task set, such as `high: 99` of arithmetic."""
+
+    use: str | tuple[str, ...]
+    """Names, paths, or a list of them."""
+    split: str = "train"
+    """Split of the set."""
+    limit: int | None = Field(None, ge=1)
+    """Keeps the first tasks."""
+    columns: dict[str, str] = {}
+    """For a file: its names for id, problem and answer."""
+    reward: str | None = None
+    """Replaces the set's reward: `module:attr` or `./file.py:attr`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+
+class Tasks(Section):
+    """The tasks to train on and those held out."""
+
+    train: TasksUse
+    """What is trained on."""
+    eval: TasksUse | None = None
+    """What is held out; left out: no evaluation."""
+
+
+class SampleUse(Section):
+    """How a policy is sampled. Further keys are the backend's own settings."""
+
+    backend: str = "local"
+    """Name of a backend, or `module:attr`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+
+class PolicyTraining(Section):
+    """How a policy's weights are changed."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate of AdamW, after warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls to `final_lr` over the run's updates."""
+    final_lr: float = Field(0.0, ge=0)
+    """Rate at the last update, as a share of `lr`."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the rate rises from zero."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Betas of AdamW."""
+    eps: float = Field(1e-8, gt=0)
+    """Epsilon of AdamW."""
+    grad_clip: float | None = Field(1.0, gt=0)
+    """Largest norm of this policy's gradient; none: not clipped."""
+    autocast: Literal["bfloat16"] | None = None
+    """Computes the forward pass in this type; weights and optimiser stay in the policy's own."""
+
+
+class PolicyUse(Section):
+    """A set of weights, how it is sampled, and how it is trained; without `train` it is frozen."""
+
+    model: str | None = None
+    """A transformers folder, a registered name such as tiny_arithmetic, or a hub id."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of the weights."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or whichever there is."""
+    sample: SampleUse = SampleUse()
+    """How it is sampled."""
+    train: PolicyTraining | None = None
+    """How it is trained."""
+
+
+class SamplingUse(Section):
+    """Sampling settings: for training, for evaluation, and by agent on top of both."""
+
+    train: Sampling = Sampling()
+    """While training."""
+    eval: Sampling | None = None
+    """While evaluating; left out: as in training."""
+    agents: dict[str, dict[str, Any]] = {}
+    """Settings of single agents, on top of both."""
+
+
+class RolloutUse(Section):
+    """How much is sampled for an update."""
+
+    tasks_per_batch: int = Field(16, ge=1)
+    """Tasks of an update."""
+    group_size: int = Field(8, ge=1)
+    """G: episodes of each task."""
+    max_in_flight: int = Field(512, ge=1)
+    """Most episodes that run at once."""
+    deterministic: bool = True
+    """In-process sampling waits until no episode can go on without it."""
+
+
+class EvalUse(Section):
+    """When and how the held-out tasks are tried."""
+
+    every_updates: int | None = Field(None, ge=1)
+    """Evaluates in between, too; always before the first update and after the last."""
+    samples: int = Field(1, ge=1)
+    """Episodes of each task."""
+    baseline: str | None = None
+    """A workflow evaluated beside the team's with the same policies, such as single_agent: what one output is worth."""
+
+
+class LogUse(Section):
+    """What is kept."""
+
+    checkpoint_every_updates: int | None = Field(None, ge=1)
+    """Checkpoints in between; always after the last update."""
+    keep: int = Field(3, ge=1)
+    """Checkpoints kept."""
+
+
+class Recipe(Section):
+    """Everything that a run is made of."""
+
+    srpo_env: Literal[1] = 1
+    """Version of the grammar."""
+    description: str = ""
+    """One or two sentences for lists."""
+    workflow: str | WorkflowUse
+    """The team."""
+    tasks: Tasks
+    """What is solved."""
+    policies: dict[str, PolicyUse] = Field(min_length=1)
+    """Weights by label; agents without one use `main`."""
+    sampling: SamplingUse = SamplingUse()
+    """How outputs are sampled."""
+    rollout: RolloutUse = RolloutUse()
+    """How much is sampled."""
+    trainer: str = "srpo"
+    """Who learns from the events."""
+    learner: dict[str, Any] = {}
+    """Settings of the trainer."""
+    eval: EvalUse = EvalUse()
+    """When the held-out tasks are tried."""
+    log: LogUse = LogUse()
+    """What is kept."""
+    seed: int = Field(0, ge=0)
+    """Decides everything that is drawn."""
+    updates: int = Field(100, ge=0)
+    """Batches to sample and learn from."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of torch on the CPU; left out: torch's own choice."""
+    run: str | None = None
+    """Run folder; left out: runs/<recipe>-<time>."""
+
+    @field_validator("workflow", mode="after")
+    @classmethod
+    def _complete(cls, value: str | WorkflowUse) -> WorkflowUse:
+        return WorkflowUse(use=value) if isinstance(value, str) else value
+
+    def sampling_of(self, agent: str, *, evaluating: bool = False) -> Sampling:
+        """Returns an agent's settings."""
+        base = (self.sampling.eval or self.sampling.train) if evaluating else self.sampling.train
+        return Sampling(**{**base.model_dump(), **self.sampling.agents.get(agent, {})})
+
+    def to_yaml(self) -> str:
+        """Returns the recipe as it would be written, defaults included."""
+        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+
+
+def recipe_folders() -> list[Path]:
+    """Folders of recipes that installed packages bring."""
+    return [Path(load("recipe", name)()) for name in sorted(registered("recipe"))]
+
+
+def recipe_names() -> dict[str, Path]:
+    """Recipes that ship, by name."""
+    return {path.stem: path for folder in recipe_folders() for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(target: str | Path) -> Path:
+    """Returns the file of a recipe that ships, of a path, or of a run folder.
+
+    Raises:
+        UnknownName: No such recipe; the nearest names are given.
+    """
+    path = Path(target)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        return path / "config.yaml"
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    known = recipe_names()
+    if str(target) in known:
+        return known[str(target)]
+    raise UnknownName(
+        f"recipe {str(target)!r} is not known; those that ship are {', '.join(known)}.{nearest(str(target), known)} "
+        "Give one of them, the path of a .yaml file, or a run folder."
+    )
+
+
+def load_recipe(target: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Recipe:
+    """Reads a recipe and applies overrides.
+
+    Args:
+        target: A recipe that ships, a file, or a run folder.
+        overrides: `key=value` texts with dotted keys, or a mapping; each must address a key that a recipe has.
+
+    Raises:
+        UnknownName: No such recipe.
+        InvalidRecipe: The file or an override breaks a rule.
+    """
+    path = find_recipe(target)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidRecipe(f"recipe {path} can't be read: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise InvalidRecipe(f"recipe {path} holds a {type(data).__name__}; a recipe is a mapping with workflow, tasks and policies.")
+    for key, value in _pairs(overrides):
+        _set(data, key, value)
+    return check_recipe(data, str(path))
+
+
+def check_recipe(data: Mapping[str, Any], where: str) -> Recipe:
+    """Checks a recipe's form, sampling for training included.
+
+    Raises:
+        InvalidRecipe: All that breaks a rule, one line each.
+    """
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        raise InvalidRecipe("\n".join(_problem(where, each) for each in error.errors())) from error
+    for agent, settings in recipe.sampling.agents.items():
+        try:
+            Sampling(**{**recipe.sampling.train.model_dump(), **settings})
+        except ValidationError as error:
+            raise InvalidRecipe(
+                "\n".join(_problem(f"{where}: sampling.agents.{agent}", each) for each in error.errors())
+            ) from error
+    return recipe
+
+
+def _pairs(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    if isinstance(overrides, Mapping):
+        return list(overrides.items())
+    pairs = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidRecipe(f"override {text!r}: it has the form key=value, such as learner.clip=0.2 or seed=1.")
+        try:
+            pairs.append((key.strip(), yaml.safe_load(value)))
+        except yaml.YAMLError as error:
+            raise InvalidRecipe(f"override {text!r}: the value is not YAML; put it in quotes.") from error
+    return pairs
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    at = data
+    for position, parent in enumerate(parents):
+        below = at.setdefault(parent, {})
+        if isinstance(below, str) and parent == "workflow":
+            below = at[parent] = {"use": below}
+        if not isinstance(below, dict):
+            raise InvalidRecipe(f"override {key}={value}: {'.'.join(parents[: position + 1])!r} is {below!r} and has no keys.")
+        at = below
+    at[last] = value
+
+
+def _problem(where: str, error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(error["loc"][:-1])
+        return f"{where}: unknown key {place!r}; known here are {', '.join(known)}.{nearest(str(error['loc'][-1]), known)}"
+    if error["type"] == "missing":
+        return f"{where}: key {place!r} is missing; it has no default. Add it."
+    return f"{where}: {place}: {error['msg']}, and it is {error['input']!r}."
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    model: Any = Recipe
+    for part in location:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is not None:
+            model = field.annotation
+        candidates = [model, *getattr(model, "__args__", ())]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+    return list(getattr(model, "model_fields", {}))

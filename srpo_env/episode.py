@@ -1,0 +1,498 @@
+"""One walk over a graph: which active set is due, what its outputs do, and the event that says so.
+
+An `Episode` is the environment without Gymnasium's clothes. It samples nothing itself: `active_set` says what is to be
+sampled, `advance` takes the outcomes and returns the event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, SrpoEnvError
+from srpo_env.graph import Graph
+from srpo_env.merging import merge
+from srpo_env.parsers import reader
+from srpo_env.records import Event, Member, Message, Output, Sampling, ToolCall, TruncationReason
+from srpo_env.reducers import REDUCERS, Reducer
+from srpo_env.registry import load_reference
+from srpo_env.rewards import Score
+from srpo_env.spec import Best
+from srpo_env.tasks import Task, TaskSet
+from srpo_env.templates import Template, compile_expression
+from srpo_env.toolcalls import Tools, run_calls
+
+Outcome = str | Output | ContextExceeded | PolicyError
+"""What became of one member: text given by hand, a sampled output, or the error in place of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member's output, as templates, conditions and reducers see it."""
+
+    agent: str
+    index: int
+    count: int
+    text: str
+    parsed: Any
+    ok: bool
+    results: tuple[str, ...] = ()
+    acting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What a node last did. `text`, `parsed` and `ok` are those of the reducer, or of the only member.
+
+    `outputs` holds the last output of every member, in declared order; `acting` counts those that called a tool last.
+    """
+
+    outputs: tuple[MemberView, ...]
+    visits: int
+    text: str = ""
+    parsed: Any = None
+    ok: bool = False
+
+    @property
+    def acting(self) -> int:
+        """Members whose last output called a tool."""
+        return sum(output.acting for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A member's place in a set: which of `count` members of its agent."""
+
+    agent: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A member that is to be sampled: its place, its policy and its rendered prompt."""
+
+    slot: Slot
+    policy: str
+    turn: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What a Python transition returns: the node's value, state keys to set, and where to go (None: by the node's edges)."""
+
+    parsed: Any = None
+    text: str = ""
+    ok: bool = True
+    state: Mapping[str, Any] = field(default_factory=dict)
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The names of an episode in the log."""
+
+    run: str
+    group: str
+    episode: str
+    batch: str = ""
+
+
+class Visits(dict[str, int]):
+    """Visits by node; 0 for a node that was not visited, also as an attribute (`visits.solve`)."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+    def __getattr__(self, key: str) -> int:
+        if key.startswith("_"):
+            raise AttributeError(key)
+        return self.get(key, 0)
+
+
+class Episode:
+    """Walks a graph for one task.
+
+    Example:
+        >>> from srpo_env import Task, load_tasks
+        >>> from srpo_env.graph import compile_graph
+        >>> from srpo_env.loading import load_workflow
+        >>> task = Task(id="1", problem="1+1=", answers=("2",))
+        >>> episode = Episode(compile_graph(load_workflow("single_agent")), task, load_tasks([task]))
+        >>> [member.slot.agent for member in episode.active_set]
+        ['solver']
+        >>> import asyncio
+        >>> asyncio.run(episode.advance([r"It is \\boxed{2}."])).reward
+        1.0
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        task: Task,
+        tasks: TaskSet,
+        *,
+        ids: Ids | None = None,
+        tools: Tools | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        workflow = graph.workflow
+        self.graph, self.task, self.tasks = graph, task, tasks
+        self.ids = ids or Ids(run="", group=task.id, episode=task.id)
+        self.events: list[Event] = []
+        self.terminated = self.truncated = False
+        self._tools = tools or {}
+        self._clock = clock
+        self._node: str = workflow.first
+        self._last: str | None = None
+        self._visits = Visits()
+        self._views: dict[str, NodeView | None] = dict.fromkeys(workflow.nodes)
+        self._state = {name: _copy(key.default) for name, key in workflow.state.items()}
+        self._turns: dict[tuple[str, int], list[Message]] = {}
+        self._transcript: list[tuple[Slot, str]] = []
+        self._said = hashlib.blake2b(digest_size=8)
+        self._tokens = 0
+        self._task_view = {"id": task.id, "problem": task.problem, "meta": task.meta}
+        self._started = clock()
+        self.active_set: tuple[Due, ...] = self._due()
+
+    @property
+    def node(self) -> str:
+        """The current node; after the end, the one that ended the episode."""
+        return self._node
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
+
+    async def advance(
+        self, outcomes: Sequence[Outcome], sampling: Sequence[Sampling | None] | None = None
+    ) -> Event:
+        """Consumes the outputs of the active set and makes one transition.
+
+        Args:
+            outcomes: One per member of `active_set`, in its order.
+            sampling: The settings each was sampled with, for the record.
+
+        Returns:
+            The event; its `next_node` is current now.
+
+        Raises:
+            InvalidAction: Not one outcome per member, or the episode has ended; nothing changed.
+        """
+        if self.done:
+            raise InvalidAction(f"episode {self.ids.episode} has ended; call reset for the next one.")
+        due = self.active_set
+        if len(outcomes) != len(due):
+            raise InvalidAction(
+                f"node {self._node!r} waits for {len(due)} outputs and got {len(outcomes)}; give one per member of the "
+                f"active set: {', '.join(f'{d.slot.agent}[{d.slot.index}]' for d in due)}."
+            )
+        for each, outcome in zip(due, outcomes, strict=True):
+            if not isinstance(outcome, str | Output | ContextExceeded | PolicyError):
+                raise InvalidAction(
+                    f"node {self._node!r}: the output of {each.slot.agent}[{each.slot.index}] is a {type(outcome).__name__}; "
+                    "an output is a str or an srpo_env.Output."
+                )
+        before = self._digest()
+        members = await self._members(due, outcomes, sampling or [None] * len(due))
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, SrpoEnvError)), None)
+        visited = self._node
+        self._visits[visited] += 1
+        self._record_turns(due, members)
+        if failure is None:
+            following, truncated_by = self._transition(visited, due, members)
+        else:
+            following = visited
+            truncated_by = "context" if isinstance(failure, ContextExceeded) else "policy_error"
+        self.terminated, self.truncated = following == "end", truncated_by is not None
+        answer = self._answer() if self.done else None
+        self._last = visited
+        if not self.done:
+            self._node = following
+            self.active_set = self._due()
+        ended = self._clock()
+        event = Event(
+            run=self.ids.run,
+            batch=self.ids.batch,
+            task=self.task.id,
+            group=self.ids.group,
+            episode=self.ids.episode,
+            step=len(self.events),
+            node=visited,
+            visit=self._visits[visited] - 1,
+            members=tuple(members),
+            value=_plain(getattr(self._views[visited], "parsed", None)),
+            next_node=following,
+            state_before=before,
+            state_after=self._digest(),
+            reward=0.0,
+            answer=answer,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            truncated_by=truncated_by,
+            started=self._started,
+            ended=ended,
+        )
+        self._started = ended
+        if self.done:
+            score = self._score(answer, event, failure)
+            event = event.model_copy(update={"reward": score.value, "score_reason": score.reason})
+        self.events.append(event)
+        return event
+
+    # What is due.
+
+    def _due(self) -> tuple[Due, ...]:
+        scope = self._scope()
+        return tuple(self._render(slot, scope) for slot in self._slots(scope))
+
+    def _slots(self, scope: Mapping[str, Any]) -> list[Slot]:
+        due = self.graph.sets[self._node]
+        if due.acting and self._last == self._node:
+            view = self._views[self._node]
+            slots = [Slot(each.agent, each.index, each.count) for each in view.outputs if each.acting] if view else []
+            if slots:
+                return slots
+        agents = due.agents
+        if due.choose is not None:
+            choice = due.choose.evaluate(scope)
+            agents = (due.among.get(choice, ()) if isinstance(choice, str) else ()) or agents
+        totals, seen = Counter(agents), Counter[str]()
+        slots = []
+        for agent in agents:
+            slots.append(Slot(agent, seen[agent], totals[agent]))
+            seen[agent] += 1
+        return slots
+
+    def _render(self, slot: Slot, scope: Mapping[str, Any]) -> Due:
+        agent = self.graph.workflow.agents[slot.agent]
+        own = self._turns.get((slot.agent, slot.index), [])
+        latest = self._latest(slot)
+        member = {
+            "agent": slot.agent,
+            "index": slot.index,
+            "count": slot.count,
+            "turn": len(own) // 2,
+            "results": latest.results if latest else (),
+        }
+        scope = {**scope, "member": member}
+        messages: list[Message] = []
+        prompt = self.graph.prompts[slot.agent]
+        if prompt.system is not None:
+            messages.append(Message(role="system", content=self._text(prompt.system, scope, slot)))
+        if agent.history == "own":
+            messages.extend(own)
+        elif agent.history == "team":
+            messages.extend(self._team(slot))
+        messages.append(Message(role="user", content=self._text(prompt.prompt, scope, slot)))
+        return Due(slot, agent.policy, len(own) // 2, tuple(messages))
+
+    def _text(self, template: Template, scope: Mapping[str, Any], slot: Slot) -> str:
+        try:
+            return template.render(scope)
+        except InvalidWorkflow as error:
+            raise InvalidWorkflow(
+                f"workflow {self.graph.workflow.name!r}, node {self._node!r}, prompt of {slot.agent!r}: {error}"
+            ) from error
+
+    def _team(self, slot: Slot) -> list[Message]:
+        """The episode so far as this member sees it: its own outputs as the assistant's, the others' as named users'."""
+        turns = []
+        for other, text in self._transcript:
+            own = (other.agent, other.index) == (slot.agent, slot.index)
+            name = other.agent if other.count == 1 else f"{other.agent} {other.index + 1}"
+            turns.append(Message(role="assistant", content=text) if own else Message(role="user", content=f"{name}: {text}"))
+        return turns
+
+    def _latest(self, slot: Slot) -> MemberView | None:
+        for name in [self._last, *self._views] if self._last else []:
+            view = self._views[name]
+            for output in view.outputs if view else ():
+                if (output.agent, output.index) == (slot.agent, slot.index):
+                    return output
+        return None
+
+    # What the outputs do.
+
+    async def _members(
+        self, due: Sequence[Due], outcomes: Sequence[Outcome], sampling: Sequence[Sampling | None]
+    ) -> list[Member]:
+        members = []
+        for each, outcome, settings in zip(due, outcomes, sampling, strict=True):
+            error = str(outcome) if isinstance(outcome, SrpoEnvError) else None
+            if isinstance(outcome, str):
+                output = Output(text=outcome)
+            elif isinstance(outcome, Output):
+                output = outcome
+            else:
+                output = Output(text="", prompt_ids=(), output_ids=(), logprobs=())
+            agent = self.graph.workflow.agents[each.slot.agent]
+            members.append(
+                Member(
+                    agent=each.slot.agent,
+                    index=each.slot.index,
+                    turn=each.turn,
+                    policy=each.policy,
+                    messages=each.messages,
+                    sampling=settings,
+                    output=output,
+                    parse=reader(agent.parse)(output.text),
+                    error=error,
+                )
+            )
+            self._tokens += len(output.output_ids or ())
+        calls = await asyncio.gather(*(self._calls(member) for member in members))
+        return [
+            member.model_copy(update={"tool_calls": made}) if made else member
+            for member, made in zip(members, calls, strict=True)
+        ]
+
+    async def _calls(self, member: Member) -> tuple[ToolCall, ...]:
+        names = self.graph.workflow.agents[member.agent].tools
+        if not names or member.error is not None:
+            return ()
+        return await run_calls(member.output.text, {name: self._tools[name] for name in names})
+
+    def _record_turns(self, due: Sequence[Due], members: Sequence[Member]) -> None:
+        for each, member in zip(due, members, strict=True):
+            self._turns.setdefault((member.agent, member.index), []).extend(
+                (each.messages[-1], Message(role="assistant", content=member.output.text))
+            )
+            self._transcript.append((each.slot, member.output.text))
+            self._said.update(json.dumps([member.agent, member.index, member.output.text]).encode())
+
+    def _transition(
+        self, visited: str, due: Sequence[Due], members: Sequence[Member]
+    ) -> tuple[str, TruncationReason | None]:
+        node = self.graph.workflow.nodes[visited]
+        outputs = tuple(
+            MemberView(
+                agent=member.agent,
+                index=member.index,
+                count=each.slot.count,
+                text=member.output.text,
+                parsed=member.parse.value,
+                ok=member.parse.ok,
+                results=tuple(call.result for call in member.tool_calls),
+                acting=bool(member.tool_calls),
+            )
+            for each, member in zip(due, members, strict=True)
+        )
+        shown = self._with_earlier(visited, outputs)
+        snapshot = self._scope()
+        self._write(node.write, outputs, snapshot)
+        if node.transition is not None:
+            made: Transition = load_reference(node.transition)(outputs, snapshot)
+            self._state.update(made.state)
+            self._views[visited] = NodeView(shown, self._visits[visited], made.text, made.parsed, made.ok)
+            if made.next is not None:
+                return self._limited(made.next)
+        else:
+            self._views[visited] = self._reduced(node.reduce, shown, visited, snapshot)
+        return self._limited(self._edge(visited))
+
+    def _with_earlier(self, visited: str, outputs: tuple[MemberView, ...]) -> tuple[MemberView, ...]:
+        """In a loop of those that still act, the others keep their last output."""
+        earlier = self._views[visited]
+        if self._last != visited or earlier is None or len(outputs) >= len(earlier.outputs):
+            return outputs
+        fresh = {(o.agent, o.index): o for o in outputs}
+        return tuple(fresh.get((o.agent, o.index), replace(o, acting=False)) for o in earlier.outputs)
+
+    def _reduced(
+        self, reduce: str | Best | None, outputs: tuple[MemberView, ...], visited: str, scope: Mapping[str, Any]
+    ) -> NodeView:
+        visits = self._visits[visited]
+        if reduce is None:
+            if len(outputs) > 1:
+                return NodeView(outputs, visits)
+            return NodeView(outputs, visits, outputs[0].text, outputs[0].parsed, outputs[0].ok)
+        if isinstance(reduce, Best):
+            expression = compile_expression(reduce.best)
+            winner = max(outputs, key=lambda output: expression.evaluate({**scope, "member": output}))
+            return NodeView(outputs, visits, winner.text, winner.parsed, winner.ok)
+        reducer: Reducer = REDUCERS[reduce] if reduce in REDUCERS else load_reference(reduce)
+        parsed, text = reducer(outputs)
+        return NodeView(outputs, visits, text, parsed, any(output.ok for output in outputs))
+
+    def _write(self, writes: Mapping[str, str], outputs: Sequence[MemberView], snapshot: Mapping[str, Any]) -> None:
+        for key, text in writes.items():
+            expression = compile_expression(text)
+            values = [expression.evaluate({**snapshot, "member": output}) for output in outputs]
+            self._state[key] = merge(self.graph.workflow.state[key].merge, self._state[key], values)
+
+    def _edge(self, visited: str) -> str:
+        scope = self._scope()
+        for arrow in self.graph.edges[visited]:
+            if arrow.condition is None or arrow.condition.evaluate(scope):
+                return arrow.to
+        raise InvalidWorkflow(
+            f"workflow {self.graph.workflow.name!r}: no edge of node {visited!r} holds; end its list with one without `if`."
+        )
+
+    def _limited(self, following: str) -> tuple[str, TruncationReason | None]:
+        """An edge to `end` wins over a limit that is reached in the same step."""
+        graph = self.graph
+        if following == "end":
+            return following, None
+        if following not in graph.workflow.nodes:
+            raise InvalidWorkflow(f"workflow {graph.workflow.name!r}: a transition goes to {following!r}, which is not a node.")
+        if graph.max_steps is not None and len(self.events) + 1 >= graph.max_steps:
+            return following, "steps"
+        if self._visits[following] >= graph.max_visits.get(following, self._visits[following] + 1):
+            return following, "visits"
+        if graph.max_tokens is not None and self._tokens >= graph.max_tokens:
+            return following, "tokens"
+        return following, None
+
+    # How it ends, and what is seen.
+
+    def _answer(self) -> str | None:
+        try:
+            answer = compile_expression(self.graph.workflow.answer).evaluate(self._scope())
+        except InvalidWorkflow:
+            return None  # the answer's node was not reached
+        return None if answer is None else str(answer)
+
+    def _score(self, answer: str | None, event: Event, failure: SrpoEnvError | None) -> Score:
+        if isinstance(failure, PolicyError):
+            return Score(value=None, reason="policy error")
+        return self.tasks.score(self.task, answer, (*self.events, event))
+
+    def _scope(self) -> dict[str, Any]:
+        return {
+            **self._views,
+            "task": self._task_view,
+            "params": self.graph.params,
+            "visits": self._visits,
+            "state": dict(self._state),
+        }
+
+    def _digest(self) -> str:
+        """Digest of all that decides how the walk goes on."""
+        content = {
+            "task": self.task.id,
+            "node": self._node,
+            "visits": self._visits,
+            "state": self._state,
+            "outputs": self._said.hexdigest(),
+        }
+        return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _copy(value: Any) -> Any:
+    return json.loads(json.dumps(value)) if isinstance(value, list | dict) else value
+
+
+def _plain(value: Any) -> Any:
+    """A node's value as JSON can hold it."""
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,0 +1,167 @@
+"""The event log: what was acknowledged is on disk, and can be read back after a crash.
+
+A run folder's `events/` holds journal segments, one per writer: JSON Lines, one unbuffered write per event, and a checksum as
+each line's first key. A segment is never appended to by a second writer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from srpo_env.errors import DamagedLog, InvalidInput
+from srpo_env.records import SCHEMA_VERSION, Event
+
+if TYPE_CHECKING:
+    from srpo_env.batch import EventBatch
+
+_HEAD = b'{"crc32":"%08x",'
+_HEAD_LENGTH = len(_HEAD % 0)
+
+
+class EventLog:
+    """Events in the order in which they were logged, in memory and, given a folder, on disk.
+
+    Args:
+        folder: A run folder to read. None: a log in memory.
+
+    Attributes:
+        events: All events.
+        damage: One line for each torn end of a segment (a writer that was killed in the middle of a write).
+
+    Raises:
+        InvalidInput: The folder is not a run folder.
+        DamagedLog: A segment is damaged somewhere other than at its end, or was written by a later release.
+
+    Example:
+        >>> log = EventLog()
+        >>> len(log), log.batch().num_events
+        (0, 0)
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.events: list[Event] = []
+        self.damage: list[str] = []
+        self._file: int | None = None
+        if self.folder is not None:
+            if not (self.folder / "events").is_dir():
+                raise InvalidInput(f"{self.folder} is not a run folder: it has no folder `events`; give one that `train` made.")
+            for segment in sorted((self.folder / "events").glob("*.jsonl")):
+                self._read(segment)
+
+    @classmethod
+    def writing(cls, folder: str | Path) -> EventLog:
+        """Opens a folder's log for writing, in a new segment; what earlier segments hold is read."""
+        folder = Path(folder)
+        (folder / "events").mkdir(parents=True, exist_ok=True)
+        log = cls(folder)
+        number = 1 + max((int(path.stem) for path in (folder / "events").glob("*.jsonl")), default=0)
+        while log._file is None:
+            try:
+                log._file = os.open(
+                    folder / "events" / f"{number:06d}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644
+                )
+            except FileExistsError:
+                number += 1
+        return log
+
+    def append(self, event: Event) -> None:
+        """Logs an event; once this returns, it survives the death of the process.
+
+        Raises:
+            OSError: The event could not be written whole (a full disk); what was written before stays readable.
+        """
+        if self._file is not None:
+            line = _line(event)
+            written = os.write(self._file, line)
+            if written != len(line):
+                os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_END) - written)
+                raise OSError(f"{self.folder}: {written} of {len(line)} bytes of event {event.id} were written; is the disk full?")
+        self.events.append(event)
+
+    def batch(self, name: str | None = None) -> EventBatch:
+        """Returns the events as tensors: all of them, or those of one batch such as `update-12`."""
+        from srpo_env.batch import EventBatch
+
+        return EventBatch.from_events(event for event in self.events if name is None or event.batch == name)
+
+    def episodes(self) -> dict[str, list[Event]]:
+        """Returns the events of each episode, by (batch and) episode id, in order of step."""
+        found: dict[str, list[Event]] = {}
+        for event in self.events:
+            found.setdefault(f"{event.batch}/{event.episode}", []).append(event)
+        return found
+
+    def close(self) -> None:
+        """Closes the segment; the log stays readable."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def extend(self, events: Iterable[Event]) -> None:
+        """Logs several events."""
+        for event in events:
+            self.append(event)
+
+    def _read(self, segment: Path) -> None:
+        data = segment.read_bytes()
+        offset = 0
+        for line in data.split(b"\n"):
+            end = offset + len(line)
+            if line:
+                event = _event(line)
+                if isinstance(event, Event):
+                    self.events.append(event)
+                elif end == len(data):
+                    self.damage.append(f"{segment}: torn line at byte {offset} ({event}); its event was never acknowledged.")
+                else:
+                    raise DamagedLog(
+                        f"{segment}: damaged line at byte {offset} ({event}); only the last line of a segment may be torn. "
+                        "Restore the file, or move it out of `events/` to go on without it."
+                    )
+            offset = end + 1
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _line(event: Event) -> bytes:
+    body = event.model_dump_json().encode()
+    return _HEAD % zlib.crc32(body) + body[1:] + b"\n"
+
+
+def _event(line: bytes) -> Event | str:
+    """Returns the event of a line, or what is wrong with it."""
+    if not line.startswith(b'{"crc32":"') or len(line) <= _HEAD_LENGTH:
+        return "no checksum"
+    body = b"{" + line[_HEAD_LENGTH:]
+    if _HEAD % zlib.crc32(body) != line[:_HEAD_LENGTH]:
+        return "checksum differs"
+    try:
+        return Event.model_validate_json(body)
+    except ValidationError as error:
+        version = json.loads(body).get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DamagedLog(
+                f"event schema version {version!r}; this release reads {SCHEMA_VERSION}. Open the run with the release that wrote it."
+            ) from error
+        return f"not an event: {error.errors()[0]['msg']}"

@@ -1,0 +1,225 @@
+"""What a recipe becomes: a graph, tasks, policies and a trainer, all checked before anything is written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from srpo_env.config import PolicyUse, Recipe, TasksUse, find_recipe, load_recipe
+from srpo_env.errors import InvalidRecipe
+from srpo_env.graph import Graph, compile_graph
+from srpo_env.loading import load_workflow
+from srpo_env.portal import run as run_async
+from srpo_env.protocols import Policy, Trainable, Trainer
+from srpo_env.records import Event
+from srpo_env.registry import load
+from srpo_env.rollouts import Plan, run_episodes, starts
+from srpo_env.runs import Run, checkpoints
+from srpo_env.tasks import Task, TaskSet, load_tasks
+from srpo_env.toolcalls import Tools
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe with everything that it names, found and checked; models are loaded when they are first used."""
+
+    recipe: Recipe
+    name: str
+    graph: Graph
+    baseline: Graph | None
+    tasks: TaskSet
+    held_out: TaskSet
+    policies: dict[str, Policy]
+    learner: Any
+    tools: Tools
+
+    @classmethod
+    def prepare(
+        cls,
+        target: str | Path | Recipe,
+        overrides: Iterable[str] = (),
+        *,
+        name_suffix: str = "",
+        last_checkpoint: bool = False,
+    ) -> Job:
+        """Finds and checks everything that a recipe names.
+
+        Args:
+            target: A recipe that ships, a file, a run folder or a Recipe.
+            overrides: `key=value` texts.
+            name_suffix: Added to the name of the run.
+            last_checkpoint: For a run folder: takes the policies from its last checkpoint.
+
+        Raises:
+            InvalidInput: Whatever is wrong, before anything is written.
+        """
+        if isinstance(target, Recipe):
+            recipe, name, folder = target, "run", None
+        else:
+            path = find_recipe(target)
+            recipe = load_recipe(target, overrides)
+            folder = path.parent if path.name == "config.yaml" else None
+            name = folder.name if folder else path.stem
+        if folder is not None and last_checkpoint:
+            recipe = _at_checkpoint(recipe, folder, overrides)
+        assert not isinstance(recipe.workflow, str)
+        graph = compile_graph(load_workflow(recipe.workflow.use, params=recipe.workflow.params))
+        baseline = None if recipe.eval.baseline is None else compile_graph(load_workflow(recipe.eval.baseline))
+        learner = load("trainer", recipe.trainer)
+        _check_agents(recipe, graph)
+        tasks = _tasks(recipe.tasks.train)
+        return cls(
+            recipe=recipe,
+            name=name + name_suffix,
+            graph=graph,
+            baseline=baseline,
+            tasks=tasks,
+            held_out=tasks if recipe.tasks.eval is None else _tasks(recipe.tasks.eval),
+            policies={label: _policy(label, use) for label, use in recipe.policies.items()},
+            learner=learner,
+            tools={},
+        )
+
+    @cached_property
+    def settings(self) -> Any:
+        """The trainer's settings, checked."""
+        return self.learner.settings(self.recipe.learner)
+
+    def trainer(self) -> Trainer:
+        """Makes the trainer; loads the models of the policies that are trained.
+
+        Raises:
+            InvalidRecipe: No policy is trained, or one that is can't be.
+        """
+        training = {label: use.train for label, use in self.recipe.policies.items() if use.train is not None}
+        if not training:
+            raise InvalidRecipe("policies: none has a `train` block, so there is nothing to learn; give one, such as {lr: 1.0e-6}.")
+        policies: dict[str, Trainable] = {}
+        for label in training:
+            policy = self.policies[label]
+            if not isinstance(policy, Trainable):
+                raise InvalidRecipe(
+                    f"policies.{label}: backend {self.recipe.policies[label].sample.backend!r} has no weights in this process; "
+                    "use backend local, or leave `train` out."
+                )
+            policies[label] = policy
+        made: Trainer = self.learner(
+            self.settings, policies, training=training, total_updates=self.recipe.updates, seed=self.recipe.seed
+        )
+        return made
+
+    def batch_of_tasks(self, update: int) -> list[Task]:
+        """Returns the tasks of an update (counted from 1): each epoch is a permutation of all, decided by the seed."""
+        tasks, size = self.tasks.tasks, self.recipe.rollout.tasks_per_batch
+        found = []
+        for position in range((update - 1) * size, update * size):
+            epoch, at = divmod(position, len(tasks))
+            found.append(tasks[_permutation(len(tasks), self.recipe.seed, epoch)[at]])
+        return found
+
+    def sample(self, run: Run, update: int) -> list[Event]:
+        """Samples the batch of an update and logs it; returns its events, episode by episode."""
+        batch = f"update-{update}"
+        episodes = starts(
+            self.batch_of_tasks(update), group_size=self.recipe.rollout.group_size, batch=batch, seed=self.recipe.seed
+        )
+        done = run_async(lambda: run_episodes(self._plan(run, self.graph, self.tasks), episodes, log=run.log))
+        return [event for events in done for event in events]
+
+    def try_held_out(
+        self, run: Run, *, update: int, samples: int
+    ) -> tuple[list[list[Event]], list[list[Event]] | None]:
+        """Tries the held-out tasks: returns the team's episodes, and the baseline workflow's where the recipe has one."""
+        found = []
+        for graph, batch in ((self.graph, f"eval-{update}"), (self.baseline, f"baseline-{update}")):
+            if graph is None:
+                found.append(None)
+                continue
+            episodes = starts(self.held_out.tasks, group_size=samples, batch=batch, seed=self.recipe.seed)
+            plan = self._plan(run, graph, self.held_out, evaluating=True)
+            found.append(run_async(lambda plan=plan, episodes=episodes: run_episodes(plan, episodes, log=run.log)))  # type: ignore[misc]
+        team, baseline = found
+        assert team is not None
+        return team, baseline
+
+    def by_set(self, episodes: Sequence[list[Event]]) -> dict[str, list[list[Event]]]:
+        """Sorts episodes by their task set."""
+        sets = {task.id: task.set for task in self.held_out.tasks}
+        found: dict[str, list[list[Event]]] = {}
+        for events in episodes:
+            found.setdefault(sets[events[-1].task], []).append(events)
+        return found
+
+    def _plan(self, run: Run, graph: Graph, tasks: TaskSet, *, evaluating: bool = False) -> Plan:
+        return Plan(
+            graph=graph,
+            tasks=tasks,
+            policies=self.policies,
+            sampling=lambda agent: self.recipe.sampling_of(agent, evaluating=evaluating),
+            tools=self.tools,
+            deterministic=self.recipe.rollout.deterministic,
+            max_in_flight=self.recipe.rollout.max_in_flight,
+            run=run.folder.name,
+        )
+
+
+def _tasks(use: TasksUse) -> TaskSet:
+    return load_tasks(
+        use.use if isinstance(use.use, str) else list(use.use),
+        split=use.split,
+        limit=use.limit,
+        columns=use.columns,
+        reward=use.reward,
+        **(use.model_extra or {}),
+    )
+
+
+def _policy(label: str, use: PolicyUse) -> Policy:
+    backend = load("backend", use.sample.backend)
+    settings = dict(use.sample.model_extra or {})
+    if use.model is not None:
+        settings |= {"model": use.model, "dtype": use.dtype, "device": use.device}
+    made: Policy = backend.from_config(label, settings)
+    return made
+
+
+def _check_agents(recipe: Recipe, graph: Graph) -> None:
+    agents = graph.workflow.agents
+    for name in recipe.sampling.agents:
+        if name not in agents:
+            raise InvalidRecipe(f"sampling.agents: {name!r} is not an agent of the workflow; its agents are {', '.join(agents)}.")
+    for name, agent in agents.items():
+        if agent.policy not in recipe.policies:
+            raise InvalidRecipe(
+                f"agent {name!r} is sampled from policy {agent.policy!r}, which the recipe does not have; it has "
+                f"{', '.join(recipe.policies)}. Add it under `policies`."
+            )
+        if recipe.policies[agent.policy].train is None:
+            continue
+        sampling = recipe.sampling_of(name)
+        if sampling.top_p != 1 or sampling.top_k != 0 or sampling.temperature == 0:
+            raise InvalidRecipe(
+                f"agent {name!r} is trained and sampled with temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k "
+                f"{sampling.top_k}; log-probs of the learner match a positive temperature, top_p 1 and top_k 0 only. "
+                "Set these under sampling.train."
+            )
+
+
+def _at_checkpoint(recipe: Recipe, folder: Path, overrides: Iterable[str]) -> Recipe:
+    found = checkpoints(folder)
+    policies = {
+        label: use.model_copy(update={"model": str(found[-1] / label)}) if found and (found[-1] / label).is_dir() else use
+        for label, use in recipe.policies.items()
+    }
+    keeps_run = any(str(text).startswith("run=") for text in overrides)
+    return recipe.model_copy(update={"policies": policies, "run": recipe.run if keeps_run else None})
+
+
+def _permutation(size: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    random.Random(f"{seed}/tasks/{epoch}").shuffle(order)
+    return order

@@ -1,0 +1,153 @@
+"""What the wings implement: policy, trainable policy, tool, trainer.
+
+The core finds implementations by entry point and imports none of them; these protocols are where the wings meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from srpo_env.errors import ContextExceeded, PolicyError
+from srpo_env.records import Message, Output, Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from srpo_env.batch import EventBatch
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RequestKey:
+    """Where a request comes from; its order is the order in which deterministic batches are formed."""
+
+    task: int
+    episode: int
+    step: int
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One output to be sampled.
+
+    Attributes:
+        messages: The chat, rendered by the policy's own template.
+        sampling: Settings of this row.
+        seed: Decides this row's randomness, whatever else is in the batch.
+        key: Where the request comes from.
+    """
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    seed: int
+    key: RequestKey
+
+
+Sampled = Output | ContextExceeded | PolicyError
+"""What became of one request."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A set of weights and the way to sample it."""
+
+    @property
+    def version(self) -> int:
+        """Number of weight updates that the sampling weights have seen."""
+        ...
+
+    @property
+    def in_process(self) -> bool:
+        """Whether sampling runs in this process, so that waiting for a full batch pays."""
+        ...
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        """Returns one outcome per request, in the same order.
+
+        A row that fails does not fail its neighbours: its outcome is the error itself, `ContextExceeded` where the
+        prompt leaves no room, `PolicyError` where no output could be had after all attempts.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Frees what the policy holds."""
+        ...
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """A policy whose weights a trainer may change in this process."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model; sampler and learner share it."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with its chat template."""
+        ...
+
+    def load_weights(self, source: Path | Mapping[str, torch.Tensor] | None, version: int) -> None:
+        """Takes new weights and their version.
+
+        Args:
+            source: A transformers folder, a state dict, or None where the learner changed `model` in place.
+            version: The version of the new weights.
+        """
+        ...
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """Something an agent may call."""
+
+    @property
+    def name(self) -> str:
+        """The name that agents call it by."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """One sentence for the prompt."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """JSON Schema of the arguments, an object."""
+        ...
+
+    async def __call__(self, **arguments: Any) -> str:
+        """Returns the result as text; raises `ToolError` for what the agent did wrong."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Learns from events. The `learner` section of a recipe is its settings."""
+
+    @classmethod
+    def settings(cls, values: Mapping[str, Any]) -> BaseModel:
+        """Checks the `learner` section and returns it complete with defaults.
+
+        Raises:
+            InvalidRecipe: A key is unknown or a value breaks a rule.
+        """
+        ...
+
+    def update(self, batch: EventBatch) -> dict[str, float]:
+        """Learns from one batch and returns its metrics, NaN where one does not apply."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes what is needed to go on: weights in transformers format, optimiser, randomness."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Takes up what `save` wrote."""
+        ...

@@ -1,0 +1,63 @@
+"""How an answer is scored: right, wrong, or unscorable with a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from srpo_env.parsers import after_thinking, last_boxed
+from srpo_env.records import Event, Record
+
+if TYPE_CHECKING:
+    from srpo_env.tasks import Task
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,400})(?:\.\d{1,400})?|[-+]?\.\d{1,400}")
+
+
+class Score(Record):
+    """A reward; `value` is None where the answer can't be scored, which is neither right nor wrong.
+
+    Attributes:
+        value: The reward.
+        reason: Why, in a few words: `right`, `wrong`, `no answer`, `no reference answer`, ...
+        measures: Further figures of the answer by name, such as f1; they are averaged in evaluations.
+    """
+
+    value: float | None
+    reason: str
+    measures: dict[str, float] = {}
+
+
+def exact_match(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+    r"""1 where the answer equals one of the task's, else 0; None where the task has no answer to compare with.
+
+    The last \boxed{} of the answer counts, or the whole of it where it has none. Equal means: the same text once the
+    white-space around it is stripped, or the same number (`1,000`, `1000` and `1000.0` are equal).
+    """
+    accepted = [text.strip() for text in task.answers if text.strip()]
+    if not accepted:
+        return Score(value=None, reason="no reference answer")
+    if answer is None or not answer.strip():
+        return Score(value=0.0, reason="no answer")
+    given = plain_answer(answer)
+    right = any(given == text or _same_number(given, text) for text in accepted)
+    return Score(value=float(right), reason="right" if right else "wrong")
+
+
+def plain_answer(text: str) -> str:
+    r"""Returns the content of the last \boxed{} after any <think> block, or else the whole text, stripped.
+
+    >>> plain_answer(r"<think>\boxed{3}?</think> It is \boxed{4}.")
+    '4'
+    """
+    text = after_thinking(text)
+    boxed = last_boxed(text)
+    return text.strip() if boxed is None else boxed
+
+
+def _same_number(first: str, second: str) -> bool:
+    if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(second)):
+        return False
+    return Fraction(first.replace(",", "")) == Fraction(second.replace(",", ""))

@@ -1,0 +1,303 @@
+"""Many episodes at once: whose turn it is, what is sampled together, and what is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srpo_env.episode import Due, Episode, Ids
+from srpo_env.errors import InvalidInput, nearest
+from srpo_env.eventlog import EventLog
+from srpo_env.graph import Graph, compile_graph
+from srpo_env.loading import load_workflow
+from srpo_env.portal import run
+from srpo_env.protocols import Policy, RequestKey, Sampled, SampleRequest
+from srpo_env.records import Event, Sampling
+from srpo_env.spec import Workflow
+from srpo_env.tasks import Task, TaskSet, load_tasks
+from srpo_env.toolcalls import Tools
+
+SamplingOf = Callable[[str], Sampling]
+"""Gives an agent's sampling settings."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch of episodes is made of: everything that stays the same from one episode to the next.
+
+    Attributes:
+        graph: The workflow.
+        tasks: The task set, for its rewards.
+        policies: Policies by label.
+        sampling: Settings by agent.
+        tools: Tools by name.
+        deterministic: In-process sampling waits until no episode can go on without it.
+        max_in_flight: Most episodes that run at once.
+        run: Id of the run, for the record.
+    """
+
+    graph: Graph
+    tasks: TaskSet
+    policies: Mapping[str, Policy]
+    sampling: SamplingOf = lambda agent: Sampling()
+    tools: Tools = field(default_factory=dict)
+    deterministic: bool = True
+    max_in_flight: int = 512
+    run: str = ""
+
+    def __post_init__(self) -> None:
+        for name, agent in self.graph.workflow.agents.items():
+            if agent.policy not in self.policies:
+                raise InvalidInput(
+                    f"agent {name!r} is sampled from policy {agent.policy!r}, which is not among the policies "
+                    f"{', '.join(self.policies) or '(none)'}.{nearest(agent.policy, self.policies)} Add it under `policies`."
+                )
+
+
+class Turns:
+    """Decides when waiting requests are sampled.
+
+    A request to an in-process policy waits until no episode can go on without it; then all that wait are sampled in the order
+    (task, episode, step, member), so that a batch's rows depend on nothing but the seed. Requests to other policies, and all
+    of them when not `deterministic`, go at once.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], tasks: asyncio.TaskGroup, *, going: int, deterministic: bool) -> None:
+        self._policies = policies
+        self._tasks = tasks
+        self._going = going
+        self._deterministic = deterministic
+        self._sets = 0
+        self._waiting: list[tuple[str, SampleRequest, asyncio.Future[Sampled]]] = []
+
+    async def sample(self, labels: Sequence[str], requests: Sequence[SampleRequest]) -> list[Sampled]:
+        """Returns the outcomes of one set, in order; `labels` names each member's policy."""
+        futures: list[asyncio.Future[Sampled]] = [asyncio.get_running_loop().create_future() for _ in requests]
+        at_once: dict[str, list[int]] = {}
+        for at, label in enumerate(labels):
+            if self._deterministic and self._policies[label].in_process:
+                self._waiting.append((label, requests[at], futures[at]))
+            else:
+                at_once.setdefault(label, []).append(at)
+        if sum(map(len, at_once.values())) < len(requests):
+            self._sets += 1
+            self._going -= 1
+            self._check()
+        async with asyncio.TaskGroup() as group:
+            for label, places in at_once.items():
+                group.create_task(
+                    _fill(self._policies[label], [requests[at] for at in places], [futures[at] for at in places])
+                )
+        return [await future for future in futures]
+
+    def ended(self) -> None:
+        """One of those going has ended for good."""
+        self._going -= 1
+        self._check()
+
+    def _check(self) -> None:
+        if self._going == 0 and self._waiting:
+            self._tasks.create_task(self._sample_waiting())
+
+    async def _sample_waiting(self) -> None:
+        waiting, self._waiting = sorted(self._waiting, key=lambda each: each[1].key), []
+        sets, self._sets = self._sets, 0
+        outcomes: list[tuple[list[asyncio.Future[Sampled]], list[Sampled]]] = []
+        for label in dict.fromkeys(label for label, _, _ in waiting):
+            mine = [(request, future) for each, request, future in waiting if each == label]
+            outcomes.append(([f for _, f in mine], await self._policies[label].sample([r for r, _ in mine])))
+        self._going += sets
+        for futures, found in outcomes:
+            _resolve(futures, found)
+
+
+async def _fill(policy: Policy, requests: Sequence[SampleRequest], futures: Sequence[asyncio.Future[Sampled]]) -> None:
+    _resolve(futures, await policy.sample(requests))
+
+
+def _resolve(futures: Sequence[asyncio.Future[Sampled]], outcomes: Sequence[Sampled]) -> None:
+    for future, outcome in zip(futures, outcomes, strict=True):
+        if not future.done():
+            future.set_result(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One episode to be run: its task, its place in the batch, and the seed of the batch."""
+
+    task: Task
+    batch: str
+    group: str
+    task_index: int
+    episode_index: int
+    seed: int
+
+    @property
+    def episode(self) -> str:
+        """The episode's id."""
+        return f"{self.group}/{self.episode_index}"
+
+
+def starts(tasks: Sequence[Task], *, group_size: int, batch: str, seed: int) -> list[Start]:
+    """Returns `group_size` episodes for each task, in order."""
+    seen: dict[str, int] = {}
+    found = []
+    for at, task in enumerate(tasks):
+        name = f"{task.set}/{task.id}"
+        seen[name] = seen.get(name, 0) + 1
+        group = f"{batch or seed}/{name}" + (f"#{seen[name]}" if seen[name] > 1 else "")
+        found += [Start(task, batch, group, at, episode, seed) for episode in range(group_size)]
+    return found
+
+
+async def run_episodes(
+    plan: Plan,
+    episodes: Sequence[Start],
+    *,
+    log: EventLog | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> list[list[Event]]:
+    """Runs episodes side by side, at most `plan.max_in_flight` at once, and logs each event as it happens.
+
+    Returns:
+        The events of each episode, in the order of `episodes`, whatever finished first.
+    """
+    done: list[list[Event]] = [[] for _ in episodes]
+    queue = iter(enumerate(episodes))
+    workers = min(plan.max_in_flight, len(episodes))
+
+    def take(event: Event) -> None:
+        if log is not None:
+            log.append(event)
+        if on_event is not None:
+            on_event(event)
+
+    async def work(turns: Turns) -> None:
+        for at, start in queue:
+            done[at] = await _walk(plan, start, turns, take)
+        turns.ended()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            turns = Turns(plan.policies, group, going=workers, deterministic=plan.deterministic)
+            for _ in range(workers):
+                group.create_task(work(turns))
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return done
+
+
+async def _walk(plan: Plan, start: Start, turns: Turns, take: Callable[[Event], None]) -> list[Event]:
+    ids = Ids(run=plan.run, group=start.group, episode=start.episode, batch=start.batch)
+    episode = Episode(plan.graph, start.task, plan.tasks, ids=ids, tools=plan.tools)
+    while not episode.done:
+        due = episode.active_set
+        settings = [plan.sampling(each.slot.agent) for each in due]
+        keys = [RequestKey(start.task_index, start.episode_index, len(episode.events), at) for at in range(len(due))]
+        requests = [
+            SampleRequest(each.messages, sampling, seed_of(start.seed, start.batch, start.task.id, key), key)
+            for each, sampling, key in zip(due, settings, keys, strict=True)
+        ]
+        outcomes = await turns.sample([each.policy for each in due], requests)
+        take(await episode.advance(outcomes, settings))
+    return episode.events
+
+
+def seed_of(seed: int, batch: str, task: str, key: RequestKey) -> int:
+    """Returns the seed of one row: 63 bits that depend on the run's seed and on where the row stands, and on nothing else."""
+    text = f"{seed}/{batch}/{task}/{key.episode}/{key.step}/{key.member}"
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
+
+
+def rollout(
+    workflow: str | Path | Workflow,
+    tasks: str | Path | TaskSet | Sequence[Any] = "arithmetic",
+    *,
+    policies: Policy | Mapping[str, Policy],
+    episodes: int = 64,
+    group_size: int = 8,
+    seed: int = 0,
+    split: str = "train",
+    params: Mapping[str, Any] | None = None,
+    sampling: Sampling | None = None,
+    tools: Tools | None = None,
+    deterministic: bool = True,
+    max_in_flight: int = 512,
+    run_folder: str | Path | None = None,
+) -> EventLog:
+    """Runs episodes of a workflow and returns their log.
+
+    Args:
+        workflow: A name that ships, a path or a Workflow.
+        tasks: See `load_tasks`.
+        policies: One policy for all agents, or policies by label.
+        episodes: Number of episodes: `episodes / group_size` tasks, taken from the front of the set.
+        group_size: Episodes of the same task.
+        seed: Decides the sampling.
+        split: Split of the task set.
+        params: Values for the workflow's params.
+        sampling: Settings of all agents.
+        tools: Tools by name.
+        deterministic: See `Turns`.
+        max_in_flight: Most episodes that run at once.
+        run_folder: Where the events are logged as they happen; None: in memory.
+
+    Raises:
+        InvalidInput: The workflow, the tasks or a number breaks a rule.
+
+    Example:
+        >>> from srpo_env.agents import ScriptedPolicy
+        >>> log = rollout("single_agent", policies=ScriptedPolicy(lambda request: "4"), episodes=4, group_size=2)
+        >>> len(log)
+        4
+    """
+    if group_size < 1 or episodes < 1 or episodes % group_size:
+        raise InvalidInput(
+            f"episodes {episodes}, group_size {group_size}; episodes is a positive multiple of group_size: every task gets "
+            "group_size of them."
+        )
+    found = load_tasks(tasks, split=split)
+    count = episodes // group_size
+    chosen = [found.tasks[at % len(found)] for at in range(count)]
+    settings = sampling or Sampling()
+    plan = Plan(
+        graph=compile_graph(load_workflow(workflow, params=params)),
+        tasks=found,
+        policies=policies if isinstance(policies, Mapping) else _Same(policies),
+        sampling=lambda agent: settings,
+        tools=tools or {},
+        deterministic=deterministic,
+        max_in_flight=max_in_flight,
+    )
+    log = EventLog() if run_folder is None else EventLog.writing(run_folder)
+    episodes_ = starts(chosen, group_size=group_size, batch="", seed=seed)
+    done = run(functools.partial(run_episodes, plan, episodes_, log=None if run_folder is None else log))
+    if run_folder is None:
+        log.extend(event for each in done for event in each)
+    log.close()
+    return log
+
+
+class _Same(dict[str, Policy]):
+    """One policy under every label."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(main=policy)
+        self._policy = policy
+
+    def __contains__(self, label: object) -> bool:
+        return True
+
+    def __missing__(self, label: str) -> Policy:
+        return self._policy
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error itself: a reader wants what went wrong, not the group it was caught in."""
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

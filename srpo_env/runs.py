@@ -1,0 +1,142 @@
+"""A run folder: what a run leaves behind, written so that a crash never leaves half a file.
+
+    config.yaml      the resolved recipe
+    run.json         recipe's name, when it started, versions
+    events/          the event log
+    metrics.jsonl    a line per update and per evaluation
+    checkpoints/     000200/main/ is a transformers folder
+    report.html
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from srpo_env.config import Recipe
+from srpo_env.errors import RunExists
+from srpo_env.eventlog import EventLog
+
+_PACKAGES = ("srpo-env", "torch", "transformers", "gymnasium", "pydantic", "vllm")
+
+
+class Run:
+    """One run's folder, open for writing."""
+
+    def __init__(self, folder: Path, recipe: Recipe, name: str) -> None:
+        self.folder = folder
+        self.recipe = recipe
+        self.name = name
+        self.log = EventLog.writing(folder)
+
+    @classmethod
+    def create(cls, recipe: Recipe, name: str) -> Run:
+        """Makes the folder: the recipe's `run`, or `runs/<name>-<time>`.
+
+        Raises:
+            RunExists: The folder exists and is not empty.
+        """
+        if recipe.run is None:
+            folder = _unused(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        else:
+            folder = Path(recipe.run)
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise RunExists(
+                    f"run folder {folder} exists and is not empty; a run never overwrites another. Give another `run=`, or remove it."
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "config.yaml", recipe.model_copy(update={"run": str(folder)}).to_yaml())
+        about = {"recipe": name, "started": time.time(), "python": platform.python_version(), "versions": _versions()}
+        write_whole(folder / "run.json", json.dumps(about, indent=2))
+        return cls(folder, recipe, name)
+
+    def record(self, kind: str, update: int, **values: Any) -> None:
+        """Adds a line to metrics.jsonl; a figure that is not finite becomes null."""
+        line = json.dumps(_finite({"kind": kind, "update": update, **values})) + "\n"
+        with (self.folder / "metrics.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def checkpoint(self, update: int, write: Callable[[Path], None]) -> Path:
+        """Writes a checkpoint whole or not at all, and removes the oldest beyond the recipe's `keep`."""
+        folder = self.folder / "checkpoints"
+        final, temporary = folder / f"{update:06d}", folder / f".writing-{update:06d}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        write(temporary)
+        for path in temporary.rglob("*"):
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.replace(final)
+        _sync(folder)
+        for old in checkpoints(self.folder)[: -self.recipe.log.keep]:
+            shutil.rmtree(old)
+        return final
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.log.close()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints of a run folder, oldest first."""
+    return sorted(path for path in (folder / "checkpoints").glob("[0-9]*") if path.is_dir())
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl; a torn last line is left out."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines if line]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unused(folder: Path) -> Path:
+    number, found = 2, folder
+    while found.exists():
+        found, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

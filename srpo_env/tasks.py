@@ -1,0 +1,199 @@
+"""What is to be solved: tasks, task sets, and where they come from.
+
+A task set is a list of tasks and the reward that scores an answer to one. It comes from a registered name (entry point group
+`srpo_env.tasks`), a JSON Lines file, or Python.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from srpo_env.errors import InvalidInput, InvalidTask, UnknownName, nearest
+from srpo_env.records import Event, Record
+from srpo_env.registry import is_reference, load, load_reference, registered
+from srpo_env.rewards import Score, exact_match
+
+Reward = Callable[["Task", str | None, Sequence[Event]], Score]
+"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's."""
+
+
+class Task(Record):
+    """One problem.
+
+    Attributes:
+        id: Unique in its set.
+        problem: What the agents are asked.
+        answers: Accepted answers; none: unscorable.
+        meta: Whatever else the source says; templates read it as `task.meta`.
+        set: Name of the task set.
+    """
+
+    id: str = Field(min_length=1)
+    problem: str = Field(min_length=1)
+    answers: tuple[str, ...]
+    meta: dict[str, Any] = {}
+    set: str = "tasks"
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _as_texts(cls, value: Any) -> Any:
+        values = value if isinstance(value, list | tuple) else [value]
+        return tuple(str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for v in values)
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks with the rewards that score them.
+
+    >>> tasks = TaskSet("two", (Task(id="a", problem="1+1=", answers=("2",)),))
+    >>> tasks.score(tasks.tasks[0], "2", ()).value
+    1.0
+    """
+
+    name: str
+    tasks: Sequence[Task]
+    reward: Reward = exact_match
+    parts: Mapping[str, Reward] = field(default_factory=dict)
+    """Rewards of the sets that this one was joined from, by `Task.set`."""
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def score(self, task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+        """Scores the answer with the reward of the task's own set."""
+        return self.parts.get(task.set, self.reward)(task, answer, events)
+
+    def limited(self, limit: int | None) -> TaskSet:
+        """Returns the set of the first `limit` tasks; all where it is None."""
+        return self if limit is None else replace(self, tasks=self.tasks[:limit])
+
+
+def load_tasks(
+    use: str | Path | TaskSet | Sequence[Any],
+    *,
+    split: str = "train",
+    limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    reward: str | Reward | None = None,
+    **settings: Any,
+) -> TaskSet:
+    """Returns a task set.
+
+    Args:
+        use: A registered name, a `.jsonl` file, `module:attr` of a function with the signature of a registered one, a TaskSet,
+            a list of Tasks, or a list of any of these, which are joined.
+        split: `train`, `test` or another one that the set has; a file has one split, whatever it is called.
+        limit: Keeps the first tasks.
+        columns: For a file: its names for `id`, `problem`, `answer`, as {"question": "problem"}.
+        reward: Replaces the set's own: a function or `module:attr`.
+        settings: Settings of a registered set, such as the difficulty of `arithmetic`.
+
+    Raises:
+        UnknownName: No such set; the nearest names are given.
+        InvalidTask: The file can't be read, or a row is not a task.
+        InvalidInput: A setting is unknown or breaks a rule.
+    """
+    chosen = load_reference(reward) if isinstance(reward, str) else reward
+    if isinstance(use, TaskSet):
+        found = use
+    elif isinstance(use, str | Path):
+        found = _named(str(use), split=split, columns=columns, settings=settings)
+    elif use and all(isinstance(item, Task) for item in use):
+        found = TaskSet("tasks", tuple(use))
+    else:
+        found = join([load_tasks(item, split=split, columns=columns, **settings) for item in use])
+    if not len(found):
+        raise InvalidTask(f"task set {found.name!r} has no tasks in split {split!r}; at least one is needed.")
+    if chosen is not None:
+        found = replace(found, reward=chosen, parts={})
+    return found.limited(limit)
+
+
+def join(sets: Iterable[TaskSet]) -> TaskSet:
+    """Joins sets into one; each task keeps the reward of its own."""
+    sets = list(sets)
+    parts: dict[str, Reward] = {}
+    for each in sets:
+        parts.update(each.parts or {each.name: each.reward})
+    return TaskSet("+".join(each.name for each in sets), tuple(t for each in sets for t in each.tasks), parts=parts)
+
+
+def _named(name: str, *, split: str, columns: Mapping[str, str] | None, settings: dict[str, Any]) -> TaskSet:
+    if name.endswith((".jsonl", ".json")):
+        if settings:
+            raise InvalidInput(f"task file {name}: unknown setting {next(iter(settings))!r}; a file takes only `columns`.")
+        return read_jsonl(name, columns=columns)
+    if not is_reference(name) and name not in registered("task set"):
+        known = registered("task set")
+        raise UnknownName(
+            f"task set {name!r} is not known; known are {', '.join(sorted(known))}.{nearest(name, known)} "
+            "Give one of them, or the path of a .jsonl file with rows of id, problem, answer."
+        )
+    make = load("task set", name)
+    accepted = inspect.signature(make).parameters
+    for key in settings:
+        if key not in accepted:
+            others = [each for each in accepted if each != "split"]
+            raise InvalidInput(f"task set {name!r}: unknown setting {key!r}; it has {', '.join(others)}.{nearest(key, others)}")
+    made = make(split=split, **settings)
+    if not isinstance(made, TaskSet):
+        raise InvalidInput(f"task set {name!r} gave {type(made).__name__}; the function must return a TaskSet.")
+    return made
+
+
+def read_jsonl(path: str | Path, columns: Mapping[str, str] | None = None) -> TaskSet:
+    """Reads tasks from JSON Lines: `id, problem, answer` (text or number) or `answers` (a list); the rest becomes `meta`.
+
+    Raises:
+        InvalidTask: The file can't be read or is empty, or a row is not JSON, has no answer or repeats an id; with its line.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidTask(f"task file {path} can't be read: {error.strerror}; give the path of a .jsonl file.") from error
+    tasks: list[Task] = []
+    lines: dict[str, int] = {}
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        task = _task(path, number, line, columns or {})
+        if task.id in lines:
+            raise InvalidTask(f"{path}:{number}: id {task.id!r} stands in line {lines[task.id]} too; ids are unique in a file.")
+        lines[task.id] = number
+        tasks.append(task)
+    if not tasks:
+        raise InvalidTask(f"task file {path} has no rows; each line is one JSON object with id, problem and answer.")
+    return TaskSet(path.stem, tuple(tasks))
+
+
+def _task(path: Path, number: int, line: bytes, columns: Mapping[str, str]) -> Task:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidTask(f"{path}:{number}: not JSON ({error}); each line is one JSON object.") from error
+    if not isinstance(row, dict):
+        raise InvalidTask(f"{path}:{number}: a {type(row).__name__}; each line is one JSON object with id, problem and answer.")
+    row = {columns.get(key, key): value for key, value in row.items()}
+    if "answers" not in row and "answer" in row:
+        row["answers"] = row.pop("answer")
+    for key in ("problem", "answers"):
+        if row.get(key) in (None, "", []):
+            shown = "answer" if key == "answers" else key
+            raise InvalidTask(
+                f"{path}:{number}: no {shown}; a task needs id, problem and answer. Its keys are {', '.join(row)}; "
+                f"`columns: {{your_name: {shown}}}` renames one."
+            )
+    known = {"id": str(row.pop("id", number)), "problem": row.pop("problem"), "answers": row.pop("answers")}
+    try:
+        return Task(**known, meta=row.pop("meta", {}) | row, set=path.stem)
+    except (ValidationError, TypeError) as error:
+        what = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("meta",), "msg": str(error)}
+        raise InvalidTask(f"{path}:{number}: {'.'.join(map(str, what['loc']))}: {what['msg']}.") from error

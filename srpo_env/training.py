@@ -1,0 +1,205 @@
+"""From a recipe to trained weights: sample a batch, learn from it, and write down what happened."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from srpo_env.config import Recipe
+from srpo_env.evaluation import SetResult, interval_of, result_of, scores_by_task
+from srpo_env.jobs import Job
+from srpo_env.protocols import Trainer
+from srpo_env.report import write_report
+from srpo_env.runs import Run
+from srpo_env.sampling_metrics import sampling_metrics
+
+Say = Callable[[str], None]
+
+
+class TrainResult(BaseModel):
+    """What a training run came to.
+
+    `accuracy_before` and `accuracy_after` are of the baseline workflow where the recipe names one (one sampled output), else the
+    team's; the team's stand beside them.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    seconds: float
+    updates: int
+    held_out: int
+    accuracy_before: float | None
+    accuracy_after: float | None
+    interval_before: tuple[float, float] | None
+    interval_after: tuple[float, float] | None
+    team_accuracy_before: float | None
+    team_accuracy_after: float | None
+    team_interval_before: tuple[float, float] | None
+    team_interval_after: tuple[float, float] | None
+    gain: float | None
+    gain_interval: tuple[float, float] | None
+    checkpoint: str
+    report: str
+
+
+def train(
+    target: str | Path | Recipe = "arithmetic_tiny", overrides: Iterable[str] = (), *, say: Say | None = None
+) -> TrainResult:
+    """Runs a recipe: the same as the command `srpo-env train`.
+
+    Args:
+        target: A recipe that ships, a file, or a Recipe.
+        overrides: `key=value` texts with dotted keys.
+        say: Gets each line of text that a person would want to read.
+
+    Raises:
+        InvalidInput: The recipe, or something it names, breaks a rule; nothing was written.
+        TrainingDiverged: A loss or a gradient is not finite; what was logged stays readable.
+    """
+    started = time.perf_counter()
+    say = say or (lambda line: None)
+    job = Job.prepare(target, overrides)
+    recipe = job.recipe
+    use_threads(recipe.threads)
+    trainer = job.trainer()
+    with Run.create(recipe, job.name) as run:
+        say(_plan_line(job, run))
+        before = _evaluate(job, run, 0, say)
+        for update in range(1, recipe.updates + 1):
+            line = _update(job, run, trainer, update)
+            if update in (1, recipe.updates) or update % max(1, recipe.updates // 40) == 0:
+                say(f"update {update}/{recipe.updates}  {line}  {time.perf_counter() - started:.0f} s")
+            if _due(recipe.log.checkpoint_every_updates, update, recipe.updates):
+                run.checkpoint(update, trainer.save)
+            if _due(recipe.eval.every_updates, update, recipe.updates):
+                _evaluate(job, run, update, say)
+        checkpoint = run.checkpoint(recipe.updates, trainer.save)
+        after = _evaluate(job, run, recipe.updates, say)
+        result = _result(job, run, before, after, checkpoint, time.perf_counter() - started)
+        run.record("result", recipe.updates, **result.model_dump())
+    write_report(run.folder)
+    _sum_up(result, job, say)
+    return result
+
+
+def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
+    """Samples and learns from one batch; returns the line that tells of it."""
+    start = time.perf_counter()
+    from srpo_env.batch import EventBatch
+
+    events = job.sample(run, update)
+    sampled = time.perf_counter()
+    metrics = trainer.update(EventBatch.from_events(events))
+    learned = time.perf_counter()
+    metrics |= sampling_metrics(events, job.graph)
+    metrics |= {
+        "seconds_sampling": sampled - start,
+        "seconds": learned - start,
+        "tokens_per_second": metrics["tokens_sampled"] / (learned - start),
+    }
+    run.record("update", update, metrics=metrics)
+    shown = {
+        "reward": metrics["reward_mean"],
+        "clipped": metrics.get("clip_fraction_off_policy", float("nan")),
+        "no signal": metrics.get("groups_without_signal", float("nan")),
+        "K": metrics.get("set_size_mean", float("nan")),
+    }
+    return "  ".join(f"{name} {value:.2f}" for name, value in shown.items() if value == value)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One evaluation: the team's figures, the baseline workflow's, and the scores of each task behind them."""
+
+    team: SetResult
+    baseline: SetResult | None
+    scores: dict[str, float]
+    """Mean score of each scored task: of the baseline workflow where there is one, else of the team."""
+
+    @property
+    def shown(self) -> SetResult:
+        """The baseline workflow's figures where there is one, else the team's."""
+        return self.baseline or self.team
+
+
+def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
+    team_episodes, baseline_episodes = job.try_held_out(run, update=update, samples=job.recipe.eval.samples)
+    team = result_of(team_episodes)
+    baseline = None if baseline_episodes is None else result_of(baseline_episodes)
+    for name, found in (("team", team), ("baseline", baseline)):
+        if found is not None:
+            run.record("eval", update, workflow=name, **found.model_dump())
+    parts = [f"team {team}"] if baseline is None else [f"one output {baseline}", f"team {team}"]
+    say(f"held out ({team.tasks} tasks) after {update} updates: {', '.join(parts)}")
+    return Trial(team, baseline, scores_by_task(baseline_episodes or team_episodes))
+
+
+def _result(job: Job, run: Run, before: Trial, after: Trial, checkpoint: Path, seconds: float) -> TrainResult:
+    differences = [after.scores[task] - score for task, score in before.scores.items() if task in after.scores]
+    return TrainResult(
+        run=str(run.folder),
+        seconds=round(seconds, 3),
+        updates=job.recipe.updates,
+        held_out=before.shown.tasks,
+        accuracy_before=before.shown.accuracy,
+        accuracy_after=after.shown.accuracy,
+        interval_before=before.shown.interval,
+        interval_after=after.shown.interval,
+        team_accuracy_before=before.team.accuracy,
+        team_accuracy_after=after.team.accuracy,
+        team_interval_before=before.team.interval,
+        team_interval_after=after.team.interval,
+        gain=math.fsum(differences) / len(differences) if differences else None,
+        gain_interval=interval_of([[each] for each in differences]) if differences else None,
+        checkpoint=str(checkpoint),
+        report=str(run.folder / "report.html"),
+    )
+
+
+def _plan_line(job: Job, run: Run) -> str:
+    recipe, graph = job.recipe, job.graph
+    return (
+        f"{job.name}: {graph.workflow.name} (K <= {graph.k_max}), {len(job.tasks)} tasks, {recipe.updates} updates of "
+        f"{recipe.rollout.tasks_per_batch} tasks x {recipe.rollout.group_size} episodes, seed {recipe.seed}; run {run.folder}"
+    )
+
+
+def _sum_up(result: TrainResult, job: Job, say: Say) -> None:
+    def shown(accuracy: float | None, interval: tuple[float, float] | None) -> str:
+        if accuracy is None or interval is None:
+            return "not scored"
+        return f"{accuracy:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+    first = "one output" if job.baseline is not None else "team"
+    say("")
+    say(f"accuracy on {result.held_out} held-out tasks, with 95% intervals, in {result.seconds:.0f} s:")
+    say(
+        f"  {first:<11} {shown(result.accuracy_before, result.interval_before)} -> "
+        f"{shown(result.accuracy_after, result.interval_after)}"
+    )
+    if job.baseline is not None:
+        say(
+            f"  {'team':<11} {shown(result.team_accuracy_before, result.team_interval_before)} -> "
+            f"{shown(result.team_accuracy_after, result.team_interval_after)}"
+        )
+    say(f"report:      {result.report}")
+    say(f"checkpoint:  {result.checkpoint}")
+    say(f"next:        srpo-env rollout {result.run} --show 3")
+
+
+def _due(every: int | None, update: int, last: int) -> bool:
+    return every is not None and update % every == 0 and update != last
+
+
+def use_threads(threads: int | None) -> None:
+    """Sets the threads of torch on the CPU; None leaves torch's own choice."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""What outputs act on."""

@@ -1,0 +1,185 @@
+"""The settings of the learner, and the presets that peers' rules are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from srpo_env.errors import InvalidRecipe, nearest
+from srpo_env.trainers.srpo.advantages import Estimator
+from srpo_env.trainers.srpo.objective import LengthNorm, RatioLevel, SetNorm
+from srpo_env.trainers.srpo.weights import Reduction
+
+Preset = Literal["srpo", "grpo", "dr_grpo", "dapo", "gspo", "at_grpo", "rloo"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "srpo": {
+        "ratio_level": "set",
+        "reduction": "event",
+        "estimator": "group",
+        "set_norm": "sqrt",
+        "length_norm": "mean",
+    },
+    "grpo": {
+        "ratio_level": "token",
+        "reduction": "member",
+        "estimator": "group",
+        "ddof": 1,
+        "eps": 1e-4,
+        "clip": 0.2,
+    },
+    "dr_grpo": {
+        "ratio_level": "token",
+        "reduction": "constant",
+        "estimator": "group_no_std",
+        "clip": 0.2,
+    },
+    "dapo": {
+        "ratio_level": "token",
+        "reduction": "token",
+        "estimator": "group",
+        "ddof": 1,
+        "eps": 1e-4,
+        "clip": (0.2, 0.28),
+    },
+    "gspo": {
+        "ratio_level": "member",
+        "reduction": "member",
+        "estimator": "group",
+        "ddof": 1,
+        "eps": 1e-4,
+        "length_norm": "mean",
+        "clip": (3e-4, 4e-4),
+    },
+    "at_grpo": {
+        "ratio_level": "token",
+        "reduction": "member",
+        "estimator": "agent_turn",
+        "ddof": 1,
+        "eps": 1e-6,
+        "clip": 0.2,
+    },
+    "rloo": {
+        "ratio_level": "member",
+        "reduction": "member",
+        "estimator": "loo",
+        "length_norm": "sum",
+        "clip": (1.0, math.inf),
+    },
+}
+"""What each preset sets; a key given beside it wins."""
+
+PRESET_KEYS = (
+    "clip",
+    "set_norm",
+    "length_norm",
+    "ratio_level",
+    "reduction",
+    "estimator",
+    "ddof",
+    "eps",
+    "constant_length",
+)
+"""Keys of a file that an override of `learner.preset` drops first."""
+
+
+class SRPOConfig(BaseModel):
+    """Settings of `SRPOLearner`.
+
+    Example:
+        >>> SRPOConfig(preset="dapo").clip
+        (0.2, 0.28)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: Preset = "srpo"
+    """Sets the keys that are not given."""
+    clip: tuple[float, float]
+    """Distances of the clip's bounds from 1, below and above; one number: both. They belong to `length_norm`: per-token ranges
+    such as 0.2 never bind on means of long outputs."""
+    ratio_level: RatioLevel = "set"
+    """What carries one ratio and one clip: set, member, token or trajectory."""
+    set_norm: SetNorm = "sqrt"
+    """f(K) of a set's log-ratio: sqrt K^(-1/2), sum 1, mean 1/K."""
+    length_norm: LengthNorm = "mean"
+    """Whether a member's log-ratio is the mean or the sum over its tokens."""
+    reduction: Reduction = "event"
+    """How units make one loss: event, episode, member, token or constant."""
+    constant_length: float | None = Field(None, gt=0)
+    """L in tokens, for reduction `constant`."""
+    estimator: str = "group"
+    """What a return is compared with: group, group_no_std, loo, decision, agent, agent_turn, or `module:attr` of an own one."""
+    ddof: Literal[0, 1] = 0
+    """0 divides the variance by n, 1 by n - 1."""
+    eps: float = Field(0.0, ge=0)
+    """Added to the standard deviation."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount of an episode's rewards."""
+    objective: str | None = None
+    """`module:attr` of an own objective `objective(new_logprobs, batch, advantage)` that returns the loss."""
+    mini_batches: int = Field(2, ge=1)
+    """Optimiser steps that a batch's events are split over."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a batch."""
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Most tokens, padding included, of one forward pass; it changes memory and speed only."""
+    old_logprobs: Literal["recompute", "sampler"] = "recompute"
+    """Where old log-probs come from: the learner's own pass before the first step, or the sampler's record."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        merged = {**PRESETS.get(values.get("preset", "srpo"), {}), **values}
+        if isinstance(merged.get("clip"), int | float):
+            merged["clip"] = (merged["clip"], merged["clip"])
+        return merged
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        low, high = self.clip
+        if not (low >= 0 and high >= 0):
+            raise ValueError(f"clip {list(self.clip)}: both distances from 1 are at least 0")
+        if self.reduction == "constant" and self.constant_length is None:
+            raise ValueError("reduction 'constant' needs constant_length, in tokens")
+        known = get_args(Estimator)
+        if ":" not in self.estimator and self.estimator not in known:
+            raise ValueError(
+                f"estimator {self.estimator!r}; known are {', '.join(known)}, or module:attr.{nearest(self.estimator, known)}"
+            )
+        if self.ratio_level in ("set", "trajectory") and self.estimator in ("agent", "agent_turn"):
+            raise ValueError(
+                f"estimator {self.estimator!r} gives one advantage per member, and ratio_level {self.ratio_level!r} needs one "
+                "per event; use 'group' or 'decision', or ratio_level 'member' or 'token'"
+            )
+        return self
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Any]) -> SRPOConfig:
+        """Returns the settings of a recipe's `learner` section.
+
+        Raises:
+            InvalidRecipe: A key is unknown or a value breaks a rule; srpo without a clip.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise InvalidRecipe("\n".join(_line(each) for each in error.errors())) from error
+
+
+def _line(error: Any) -> str:
+    key = ".".join(map(str, error["loc"])) or "learner"
+    if error["type"] == "extra_forbidden":
+        known = list(SRPOConfig.model_fields)
+        return f"learner: unknown key {key!r}; known are {', '.join(known)}.{nearest(key, known)}"
+    if error["type"] == "missing" and key == "clip":
+        return (
+            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give [low, high], such as "
+            "[3.0e-4, 4.0e-4] for means of long outputs, or 0.2 for sums of a few tokens."
+        )
+    return f"learner: {key}: {error['msg'].removeprefix('Value error, ')}."
