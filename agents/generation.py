@@ -41,8 +41,8 @@ class Row:
         sampling: Its settings.
         limit: Most tokens of its output.
         seed: Decides its randomness.
-        version: Version of the weights that it began with.
         owner: Whatever the caller wants to find again.
+        version: Version of the weights that it began with.
         output: Token ids sampled so far, the stop token included.
         logprobs: One for each of them.
         finish_reason: Set once it is done; still None where it broke.
@@ -56,8 +56,8 @@ class Row:
     sampling: Sampling
     limit: int
     seed: int
-    version: int = 0
     owner: Any = None
+    version: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -98,11 +98,13 @@ class Generator:
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.stop_ids = stop_ids
+        self.version = 0
         self._model = model
         self._text = text
         self._max_rows = max_rows
         self._cache_bytes = cache_bytes
         self._interrupted = interrupted
+        _refuse_other_layers(model)
         # transformers 5.24 renamed it.
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
@@ -134,6 +136,7 @@ class Generator:
     @torch.no_grad()
     def step(self) -> list[Row]:
         """Samples one token for each row in the batch, after letting rows in; returns those that are done."""
+        # The learner, which shares the model, may have left it in train mode.
         if self._model.training:
             self._model.train(False)
         done = self._admit()
@@ -204,6 +207,8 @@ class Generator:
         logits = self._forward(input_ids=ids, logits_to_keep=wanted, cache=cache)
         source = torch.tensor(index, device=device)
         logits = logits[torch.arange(len(prompts), device=device), column][source]
+        for row in rows:
+            row.version = row.version if row.output else self.version
         settings = Settings.of([row.sampling for row in rows], [row.seed for row in rows], device)
         self._extend(rows, *choose(logits, settings, [len(row.output) for row in rows]))
 
@@ -322,13 +327,6 @@ class Generator:
     @cached_property
     def _slots(self) -> Slots:
         """Memory for keys and values, shaped after what a one-token pass leaves in its cache."""
-        kinds = set(getattr(self._model.config.get_text_config(), "layer_types", None) or ())
-        other = kinds - {"full_attention", "sliding_attention"}
-        if other:
-            raise MissingModel(
-                f"{type(self._model).__name__} has layers of type {', '.join(sorted(other))}; the backend `local` "
-                "samples models with full or sliding attention only. Use the backend `server`."
-            )
         cache = DynamicCache()
         self._forward(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=self._model.device), cache=cache)
         return Slots(cache)
@@ -351,6 +349,15 @@ class _Watched(DynamicCache):
         if self._interrupted():
             raise Interrupted
         return super().update(*args, **kwargs)
+
+
+def _refuse_other_layers(model: PreTrainedModel) -> None:
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        raise MissingModel(
+            f"{type(model).__name__} has layers of type {', '.join(sorted(other))}; the backend `local` samples models "
+            "with full or sliding attention only. Use the backend `server`."
+        )
 
 
 def _rounded(columns: int) -> int:

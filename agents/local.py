@@ -285,15 +285,8 @@ class LocalPolicy:
                 except (PolicyError, ContextExceeded) as error:
                     call.ready[index] = error
                     continue
-                row = Row(
-                    prompt,
-                    request.sampling,
-                    limit,
-                    request.seed,
-                    self.version,
-                    (call, index),
-                    began=call.began,
-                )
+                owner = (call, index)
+                row = Row(prompt, request.sampling, limit, request.seed, owner, began=call.began)
                 self._generator.add([row])
 
     def _limit(self, prompt: tuple[int, ...], max_tokens: int) -> int:
@@ -310,27 +303,34 @@ class LocalPolicy:
 
     def _advance(self) -> None:
         """Makes one step and hands out what is done."""
-        from srpo_env.agents.generation import Interrupted
-
-        gone = {id(call) for call in self._open if call.outcomes.cancelled()}
-        if gone:
-            self._generator.drop(lambda row: id(row.owner[0]) in gone)
-        done: list[Row] = []
-        if self._generator.busy:
-            try:
-                with self._stepping:
-                    done = self._generator.step()
-            except Interrupted:
-                self._generator.clear()
-                for call in self._open:
-                    call.outcomes.cancel()
+        done = self._step()
         for row, output in zip(done, self._outputs(done), strict=True):
             call, index = row.owner
             call.ready[index] = output
-        for call in [call for call in self._open if len(call.ready) == len(call.requests) or call.outcomes.cancelled()]:
-            self._open.remove(call)
-            if call.outcomes.set_running_or_notify_cancel():
-                call.outcomes.set_result([call.ready[index] for index in range(len(call.requests))])
+        gone = {id(call) for call in self._open if call.outcomes.cancelled()}
+        if gone:
+            self._generator.drop(lambda row: id(row.owner[0]) in gone)
+        for call in list(self._open):
+            if id(call) in gone or len(call.ready) == len(call.requests):
+                self._open.remove(call)
+                if call.outcomes.set_running_or_notify_cancel():
+                    call.outcomes.set_result([call.ready[i] for i in range(len(call.requests))])
+
+    def _step(self) -> list[Row]:
+        """Lets the generator make one step, unless nobody waits for it."""
+        from srpo_env.agents.generation import Interrupted
+
+        if not self._generator.busy:
+            return []
+        try:
+            with self._stepping:
+                self._generator.version = self.version
+                return self._generator.step()
+        except Interrupted:
+            self._generator.clear()
+            for call in self._open:
+                call.outcomes.cancel()
+            return []
 
     def _outputs(self, rows: Sequence[Row]) -> list[Sampled]:
         stops = self._generator.stop_ids

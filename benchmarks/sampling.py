@@ -65,7 +65,7 @@ def generate(model: PreTrainedModel, rows: Sequence[Request]) -> None:
 
 
 def main() -> None:
-    """Prints the best tokens per second of each way, and the ratios."""
+    """Prints the tokens per second of each way, the best of its repeats, and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a transformers folder or a registered name")
     parser.add_argument("--requests", type=int, default=64)
@@ -85,20 +85,22 @@ def main() -> None:
         "generate, by prompt length": lambda: generate(model, by_prompt),
         "generate, by output length": lambda: generate(model, by_output),
     }
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(arguments.repeats):  # interleaved, so that a busy neighbour slows all of them
         for way, work in ways.items():
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             work()
-            times[way].append(time.perf_counter() - began)
+            times[way].append((time.perf_counter() - began, time.process_time() - cpu))
 
     assert [len(row.output) for row in local(generator, rows)] == [length for _, length in rows]
     tokens = sum(length for _, length in rows)
-    speeds = {way: tokens / min(taken) for way, taken in times.items()}
-    for way, speed in speeds.items():
-        ratio = speeds["local"] / speed
-        print(f"{way:28} {speed:9.0f} tokens/s   local is {ratio:.2f} times as fast")
-    print(json.dumps({"tokens": tokens, "tokens_per_second": speeds}))
+    best = {way: [min(column) for column in zip(*taken, strict=True)] for way, taken in times.items()}
+    for way, (wall, cpu) in best.items():
+        print(
+            f"{way:28} {tokens / wall:9.0f} tokens/s ({tokens / cpu:.0f} a CPU second); local takes "
+            f"1 / {wall / best['local'][0]:.2f} of its time (1 / {cpu / best['local'][1]:.2f} CPU)"
+        )
+    print(json.dumps({"tokens": tokens, "seconds": best}))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def arithmetic(
 ) -> TaskSet:
     """Sums such as `37+58=`.
 
-    Whether a sum belongs to the train or the test split is decided by a hash of the sum itself, so that the splits never
-    overlap, whatever the seeds and settings.
+    Whether a sum belongs to the train or the test split is decided by a hash of the sum itself, so that the splits
+    never overlap, whatever the seeds and settings.
 
     Args:
         split: `train` (80% of all sums) or `test`.
@@ -44,10 +44,19 @@ def arithmetic(
     """
     if split not in ("train", "test"):
         raise InvalidInput(f"task set 'arithmetic': split {split!r}; it has train and test.")
-    if not low <= high or terms < 2 or not operations or set(operations) - set("+-*") or "{sum}" not in template:
+    numbers = {"seed": seed, "size": size, "terms": terms, "low": low, "high": high}
+    for name, value in numbers.items():
+        if not isinstance(value, int):
+            raise InvalidInput(f"task set 'arithmetic': {name} is {value!r}; it is a whole number.")
+    if not 0 <= low <= high or size < 1 or terms < 2:
         raise InvalidInput(
-            f"task set 'arithmetic': low {low}, high {high}, terms {terms}, operations {operations!r}, template {template!r}; "
-            "low <= high, at least two terms, operations out of '+-*', and `{sum}` in the template."
+            f"task set 'arithmetic': size {size}, terms {terms}, low {low}, high {high}; at least one task and two "
+            "terms, and 0 <= low <= high."
+        )
+    if not operations or set(operations) - set("+-*") or "{sum}" not in template:
+        raise InvalidInput(
+            f"task set 'arithmetic': operations {operations!r}, template {template!r}; operations are out of '+-*', "
+            "and the template holds `{sum}`."
         )
     draw = random.Random(f"arithmetic/{split}/{seed}")
     tasks: dict[str, Task] = {}
@@ -60,15 +69,15 @@ def arithmetic(
             misses += 1
             if misses > 1000 + 50 * size:
                 raise InvalidInput(
-                    f"task set 'arithmetic': size {size}, but only about {len(tasks)} different sums of split {split!r} exist "
-                    "with these settings; ask for fewer, or widen low..high."
+                    f"task set 'arithmetic': size {size}, but only about {len(tasks)} different sums of split "
+                    f"{split!r} exist with these settings; ask for fewer, or widen low..high."
                 )
             continue
         tasks[sum_] = Task(
             id=f"{split}-{sum_}",
-            problem=template.format(sum=sum_),
+            problem=template.replace("{sum}", sum_),
             answers=(str(_value(sum_)),),
-            meta={"operations": sum(sum_.count(sign) for sign in "+*") + sum_.count("-")},
+            meta={"operations": terms - 1},
             set="arithmetic",
         )
     return TaskSet("arithmetic", tuple(tasks.values()))

@@ -23,8 +23,8 @@ class EventBatch:
     """Events as tensors: E events, M members (rows, in the order of their events), T tokens.
 
     Names (group, task, episode, node, agent, policy, finish_reason) are codes; `names` turns them back into text.
-    Position t of a [M, T] tensor belongs to the token `ids[m, t]`: `mask` says whether it was sampled, the log-probs are
-    its own given all tokens before it. Rows are padded on the right.
+    Position t of a [M, T] tensor belongs to the token `ids[m, t]`: `mask` says whether it was sampled, the log-probs
+    are its own given all tokens before it. Rows are padded on the right.
 
     Attributes:
         group, task, episode, node: [E] int64 codes.
@@ -118,7 +118,7 @@ class EventBatch:
             codes[name] = [table[text] for text in texts[name]]
             names[name] = tuple(table)
 
-        length = [len(m.output.prompt_ids or ()) + len(m.output.output_ids or ()) for m in members]
+        length = [_length(member) for member in members]
         M, T = len(members), max(length, default=0)
         ids = torch.zeros(M, T, dtype=torch.int64)
         mask = torch.zeros(M, T, dtype=torch.bool)
@@ -166,7 +166,7 @@ class EventBatch:
                 [m.sampling is None or (m.sampling.top_p == 1 and m.sampling.top_k == 0) for m in members], torch.bool
             ),
             tool_calls=of_members([len(m.tool_calls) for m in members]),
-            length=of_members([n if _has_ids(m) else 0 for n, m in zip(length, members, strict=True)]),
+            length=of_members(length),
             ids=ids,
             mask=mask,
             sampler_logprobs=logprobs,
@@ -175,7 +175,10 @@ class EventBatch:
         )
 
     def select(self, events: Tensor) -> EventBatch:
-        """Returns the batch of these events (indices, [n] int64), whole, in this order, trimmed to their longest row."""
+        """Returns the batch of these events (different indices, [n] int64), whole and in this order.
+
+        It is as wide as its longest row.
+        """
         position = torch.full((self.num_events,), -1, dtype=torch.int64)
         position[events] = torch.arange(len(events))
         rows = torch.nonzero(position[self.event] >= 0).flatten()
@@ -205,6 +208,11 @@ class EventBatch:
         discounted = self.reward * gamma ** self.step.to(torch.float64)
         total = torch.zeros(len(self.names["episode"]), dtype=torch.float64)
         return total.index_add(0, self.episode, discounted)[self.episode]
+
+
+def _length(member: Member) -> int:
+    """Token ids of a row, prompt included; 0 where some are unknown."""
+    return len((member.output.prompt_ids or ()) + (member.output.output_ids or ())) if _has_ids(member) else 0
 
 
 def _has_ids(member: Member) -> bool:

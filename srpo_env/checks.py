@@ -12,7 +12,9 @@ from typing import Any
 from srpo_env.checks_flow import check_edges, check_limits, check_walks
 from srpo_env.checks_sets import check_sets, check_writers
 from srpo_env.flow import successors_of
+from srpo_env.parsers import PARSERS
 from srpo_env.problems import Path, Positions, Problem, Report, sorted_once
+from srpo_env.registry import registered
 from srpo_env.scopes import Scopes, texts_of
 from srpo_env.spec import RESERVED, Param, Parser, Workflow
 
@@ -99,8 +101,6 @@ def param_faults(name: str, param: Param, value: Any) -> Iterator[tuple[str, str
 
 def check_agents(workflow: Workflow, report: Report) -> None:
     """Parsers and tools exist; a parser with choices has a fallback."""
-    from srpo_env.registry import registered
-
     for name, agent in workflow.agents.items():
         _check_parser(("agents", name, "parse"), agent.parse, report)
         tools = sorted({*registered("tool"), *COMING_TOOLS}) if agent.tools else []
@@ -110,8 +110,6 @@ def check_agents(workflow: Workflow, report: Report) -> None:
 
 
 def _check_parser(path: Path, parser: Parser, report: Report) -> None:
-    from srpo_env.parsers import PARSERS
-
     named = parser.use
     if named is not None and ":" not in named and named not in {*PARSERS, *_WRITTEN}:
         report.unknown((*path, "use"), "parser", named, [*PARSERS, *_WRITTEN])

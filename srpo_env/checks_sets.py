@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from srpo_env.errors import nearest
 from srpo_env.problems import Path, Report, listed
+from srpo_env.reducers import REDUCERS
 from srpo_env.scopes import Scopes
 from srpo_env.sets import (
     GroupSpec,
@@ -121,8 +122,6 @@ def _check_choose(path: Path, choose: Choose, scopes: Scopes, report: Report) ->
 
 
 def _check_reducer(path: Path, node: Node, report: Report) -> None:
-    from srpo_env.reducers import REDUCERS
-
     if isinstance(node.reduce, str) and ":" not in node.reduce and node.reduce not in REDUCERS:
         report.unknown(path, "reducer", node.reduce, [*REDUCERS, "{best: score}"])
     if node.reduce is not None and node.transition is not None:

@@ -1,4 +1,6 @@
-"""What a user types: the commands, their one-line errors and their exit codes (0 done, 1 failed, 2 wrong input, 130 interrupted).
+"""What a user types: the commands, their one-line errors and their exit codes.
+
+0 done, 1 the job failed, 2 the input is wrong, 130 interrupted.
 
 Whatever is heavy is imported by the command that needs it, so that `--help`, `check` and `draw` answer at once.
 """
@@ -31,17 +33,18 @@ Say = Callable[[str], None]
 app = typer.Typer(
     name="srpo-env",
     help="Teams of language-model agents as graphs, environments and training data. Begin with: srpo-env train",
-    epilog="Settings of a recipe are changed as key=value, such as: srpo-env train arithmetic_tiny seed=1 learner.clip=0.2",
+    epilog="Settings of a recipe are written key=value: srpo-env train arithmetic_tiny seed=1 learner.clip=0.2",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; what is told on the way goes to stderr.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout; what is told on the way goes to stderr.")
+]
 Settings = Annotated[
-    list[str],
-    typer.Argument(metavar="TARGET [KEY=VALUE]...", help="A recipe or workflow (see `list`), a file or a run folder; settings."),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of the recipe, such as seed=1.")
 ]
 
 
@@ -88,7 +91,9 @@ def run(arguments: Sequence[str]) -> int:
         if line := _disk_trouble(error):
             return _fail(1, error, line, as_json)
         traceback.print_exc()
-        return _fail(1, error, f"{type(error).__name__}: {error} (unexpected: please report it with the lines above)", as_json)
+        return _fail(
+            1, error, f"{type(error).__name__}: {error} (unexpected: please report it with the lines above)", as_json
+        )
     return code if isinstance(code, int) else 0
 
 
@@ -122,7 +127,8 @@ def _usage(error: Any) -> str:
         if key.partition(".")[0] in _recipe_keys():
             message += f" A setting of the recipe is written {key}=value, without dashes."
     command = error.ctx.command_path if error.ctx is not None else "srpo-env"
-    return f"{message[:1].lower()}{message[1:]} See `{command} --help`."
+    end = "" if message.endswith(("?", ".")) else "."
+    return f"{message[:1].lower()}{message[1:]}{end} See `{command} --help`."
 
 
 def _recipe_keys() -> list[str]:
@@ -136,7 +142,11 @@ def _disk_trouble(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         number = getattr(cause, "errno", None)
-        full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(cause) or "StorageFull" in str(cause)
+        full = (
+            number in (errno.ENOSPC, errno.EDQUOT)
+            or "No space left on device" in str(cause)
+            or "StorageFull" in str(cause)
+        )
         if full or (isinstance(cause, OSError) and "is the disk full?" in str(cause)):
             where = getattr(cause, "filename", None)
             at = f" at {where}" if where else "" if number else f": {' '.join(str(cause).split())}"
@@ -148,22 +158,28 @@ def _disk_trouble(error: BaseException) -> str | None:
 # What commands share.
 
 
-def _target(arguments: Sequence[str] | None, default: str | None = None) -> tuple[str, list[str]]:
-    """Parts a command's arguments into TARGET and overrides; a first argument with `=` that is no path is an override."""
-    target, *overrides = arguments or [""]
-    if "=" in target and not Path(target).exists():
-        target, overrides = "", list(arguments or ())
+def _parted(target: str | None, settings: Sequence[str] | None, default: str | None = None) -> tuple[str, list[str]]:
+    """Returns TARGET and the overrides; where TARGET was left out, the first override stands in its place."""
+    overrides = list(settings or ())
+    if target is not None and "=" in target and not Path(target).exists():
+        overrides.insert(0, target)
+        target = None
     for text in overrides:
         if "=" not in text:
-            raise InvalidInput(f"argument {text!r}: only one TARGET is taken; settings are written key=value, such as seed=1.")
-    if not target and default is None:
-        raise InvalidInput("TARGET is missing: give a recipe, a workflow (see `srpo-env list`), a file or a run folder first.")
-    return target or default or "", overrides
+            raise InvalidInput(
+                f"argument {text!r}: only one TARGET is taken; settings are written key=value, such as seed=1."
+            )
+    target = target or default
+    if target is None:
+        raise InvalidInput(
+            "TARGET is missing: give a recipe, a workflow (see `srpo-env list`), a file or a run folder first."
+        )
+    return target, overrides
 
 
 @contextlib.contextmanager
 def _talking(as_json: bool) -> Iterator[Say]:
-    """Gives a function that prints a line: plainly in a pipe; on a terminal in colour, above a bar that follows `update 3/80`."""
+    """Gives a function that prints a line: plainly in a pipe, on a terminal above a bar that follows `update 3/80`."""
     stream = sys.stderr if as_json else sys.stdout
     if not stream.isatty():
         yield lambda line: print(_printable(line), file=stream, flush=True)
@@ -220,12 +236,6 @@ def _table(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
         yield (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
 
 
-def _number(value: Any, digits: int = 3) -> str:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
-
-
 # The commands.
 
 
@@ -248,19 +258,19 @@ def _root(
 
 @app.command(epilog="Example: srpo-env train arithmetic_tiny seed=1 updates=20 run=runs/mine")
 def train(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TARGET] [KEY=VALUE]...",
-            help=f"A recipe that ships (default {DEFAULT_RECIPE}), a recipe file or a run folder; then settings.",
-        ),
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help=f"A recipe (default: {DEFAULT_RECIPE}), a recipe file or a run folder."),
     ] = None,
+    settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the recipe as it would run; load and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the recipe as it would run; load and write nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a team by a recipe, and write a report."""
-    target, overrides = _target(arguments, DEFAULT_RECIPE)
+    target, overrides = _parted(target, settings, DEFAULT_RECIPE)
     if dry_run:
         _dry_run(target, overrides, as_json)
         return
@@ -288,21 +298,22 @@ def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
 
 @app.command(epilog="Example: srpo-env rollout tiny/parallel_proposers --episodes 16 --show 2")
 def rollout(
-    arguments: Settings,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A recipe or workflow, a file or a run folder.")],
+    settings: Settings = None,
     episodes: Annotated[int | None, typer.Option(min=1, help="How many; default: one batch of the recipe.")] = None,
     show: Annotated[int, typer.Option(min=0, metavar="N", help="Print the first N episodes.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Run episodes and log their events; nothing is trained."""
-    target, overrides = _target(arguments)
+    target, overrides = _parted(target, settings)
     from srpo_env import training
 
     with _talking(as_json) as say:
-        given = {} if episodes is None else {"episodes": episodes}
-        result = training.sample(target, overrides, say=say, **given)
+        result = training.sample(target, overrides, episodes=episodes, say=say)
         if show:
             _show_episodes(Path(result.run), show, say)
-        say(f"{result.episodes} episodes, {result.events} events, mean reward {_number(result.reward_mean)}: {result.run}")
+        mean = "not scored" if result.reward_mean is None else f"{result.reward_mean:.3f}"
+        say(f"{result.episodes} episodes, {result.events} events, mean reward {mean}: {result.run}")
     if as_json:
         _print_json(result)
 
@@ -313,19 +324,20 @@ def _show_episodes(run: Path, count: int, say: Say) -> None:
     from srpo_env.eventlog import EventLog
     from srpo_env.transcript import as_text
 
-    for name, events in islice(EventLog(run).episodes().items(), count):
-        say(f"episode {name.lstrip('/')}, task {events[0].task}")
+    for events in islice(EventLog(run).episodes(), count):
+        say(f"episode {events[0].episode}, task {events[0].task}")
         say(as_text(events) + "\n")
 
 
 @app.command(name="eval", epilog="Example: srpo-env eval runs/mine --samples 16")
 def evaluate(
-    arguments: Settings,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A recipe, a file or a run folder.")],
+    settings: Settings = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Episodes of each task; default: the recipe's.")] = None,
     as_json: Json = False,
 ) -> None:
     """Try a team on held-out tasks."""
-    target, overrides = _target(arguments)
+    target, overrides = _parted(target, settings)
     from srpo_env import evaluation
 
     with _talking(as_json) as say:
@@ -336,10 +348,10 @@ def evaluate(
 
 @app.command()
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflows or recipes: files or names.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Workflows or recipes: files or names.")],
     as_json: Json = False,
 ) -> None:
-    """Check workflows and recipes: every problem as file:line:col, exit code 2 if there is any."""
+    """Check workflows and recipes; name every problem."""
     found = [(file, *_checked(file)) for file in files]
     if as_json:
         _print_json(
@@ -352,7 +364,7 @@ def check(
         for problem in problems:
             print(_printable(problem["message"]), file=sys.stderr)
         if not problems and not as_json:
-            print(f"{file}: {summary}")
+            print(f"{file}: no problem\n{summary}")
     if any(problems for _, _, problems in found):
         raise typer.Exit(2)
 
@@ -376,16 +388,12 @@ def _described(file: str) -> str:
         recipe = load_recipe(file)
         assert not isinstance(recipe.workflow, str)
         _described(recipe.workflow.use)
-        return f"a recipe of workflow {recipe.workflow.use}, {recipe.updates} updates; no problem found"
+        return f"recipe of workflow {recipe.workflow.use}, {recipe.updates} updates"
+    from srpo_env.describing import describe
     from srpo_env.graph import compile_graph
     from srpo_env.loading import load_workflow
 
-    graph = compile_graph(load_workflow(file))
-    workflow = graph.workflow
-    return (
-        f"workflow {workflow.name}, {len(workflow.agents)} agents, {len(workflow.nodes)} nodes, "
-        f"sets of up to {graph.k_max}; no problem found"
-    )
+    return str(describe(compile_graph(load_workflow(file))))
 
 
 def _is_recipe(file: str) -> bool:
@@ -402,16 +410,17 @@ def draw(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file: .mmd or .svg.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a workflow as Mermaid text, which GitHub and many editors show as a picture."""
+    """Draw a workflow as Mermaid text or SVG."""
     from srpo_env import draw as drawing
     from srpo_env.graph import compile_graph
     from srpo_env.loading import load_workflow
 
-    makers = {".mmd": drawing.draw_mermaid, ".svg": getattr(drawing, "draw_svg", None)}
+    makers = {".mmd": drawing.draw_mermaid, ".svg": drawing.draw_svg}
     make = makers.get(output.suffix if output else ".mmd")
     if make is None:
-        known = ", ".join(suffix for suffix, found in makers.items() if found)
-        raise InvalidInput(f"output {str(output)!r}: a drawing is written as {known}; give the file such an ending.")
+        raise InvalidInput(
+            f"output {str(output)!r}: a drawing is {' or '.join(makers)}; give the file one of these endings."
+        )
     drawn = make(compile_graph(load_workflow(file)))
     if output is not None:
         _write(output, drawn)
@@ -427,7 +436,9 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise InvalidInput(f"output {str(path)!r} can't be written: {error.strerror}; give a file in a folder of yours.") from error
+        raise InvalidInput(
+            f"output {str(path)!r} can't be written: {error.strerror}; give a file in a folder of yours."
+        ) from error
 
 
 @app.command()
@@ -453,7 +464,9 @@ KINDS = {
 
 @app.command(name="list")
 def list_names(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {', '.join(KINDS)}; default: all.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="KIND", help=f"One of: {', '.join(KINDS)}; default: all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the names that can be used."""
@@ -461,7 +474,9 @@ def list_names(
         raise UnknownName(f"kind {kind!r} is not known; known are {', '.join(KINDS)}.{nearest(kind, KINDS)}")
     found = {each: _names(each) for each in ([kind] if kind else KINDS)}
     if as_json:
-        _print_json({each: [dict(zip(("name", "about"), row, strict=True)) for row in rows] for each, rows in found.items()})
+        _print_json(
+            {each: [dict(zip(("name", "about"), row, strict=True)) for row in rows] for each, rows in found.items()}
+        )
         return
     for each, rows in found.items():
         if kind is None:
@@ -497,20 +512,20 @@ def _description(path: Path) -> str:
 
 
 @app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe or workflow that ships.")],
-    as_json: Json = False,
-) -> None:
-    """Print the YAML of a recipe or workflow, to copy and change."""
+def show(name: Annotated[str, typer.Argument(help="A recipe or workflow that ships.")], as_json: Json = False) -> None:
+    """Print a recipe or workflow, to copy and change."""
     recipes, workflows = _yaml_files("recipes"), _yaml_files("workflows")
     path = recipes.get(name) or workflows.get(name)
     if path is None:
         known = [*recipes, *workflows]
         raise UnknownName(
-            f"{name!r} is neither a recipe ({', '.join(recipes)}) nor a workflow ({', '.join(workflows)}).{nearest(name, known)}"
+            f"{name!r} is neither a recipe ({', '.join(recipes)}) nor a workflow ({', '.join(workflows)})."
+            f"{nearest(name, known)} `srpo-env list` says what they are."
         )
     if name in recipes and name in workflows:
-        print(f"{name} is a recipe and a workflow; this is the recipe. The workflow: {workflows[name]}", file=sys.stderr)
+        print(
+            f"{name} is a recipe and a workflow; this is the recipe. The workflow: {workflows[name]}", file=sys.stderr
+        )
     text = path.read_text(encoding="utf-8")
     if as_json:
         _print_json({"name": name, "file": path, "yaml": text})
@@ -520,10 +535,9 @@ def show(
 
 @app.command()
 def report(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    as_json: Json = False,
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: Json = False
 ) -> None:
-    """Write a run's report anew: one HTML file that needs nothing else."""
+    """Write a run's report anew, one HTML file."""
     from srpo_env.report import write_report
 
     path = write_report(run_folder)

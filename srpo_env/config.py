@@ -1,7 +1,7 @@
 """A recipe: everything that a run is made of, in one small YAML file.
 
-`load_recipe` reads a recipe that ships, a file or a run folder, applies dotted overrides (`learner.clip=0.2`), and checks all
-that can be checked without loading a model.
+`load_recipe` reads a recipe that ships, a file or a run folder, applies dotted overrides (`learner.clip=0.2`), and checks
+all that can be checked without loading a model.
 """
 
 from __future__ import annotations
@@ -246,10 +246,33 @@ def load_recipe(target: str | Path, overrides: Iterable[str] | Mapping[str, Any]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRecipe(f"recipe {path} can't be read: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise InvalidRecipe(f"recipe {path} holds a {type(data).__name__}; a recipe is a mapping with workflow, tasks and policies.")
+        raise InvalidRecipe(
+            f"recipe {path} holds a {type(data).__name__}; a recipe is a mapping with workflow, tasks and policies."
+        )
+    return recipe_of(data, overrides, str(path))
+
+
+def recipe_of(data: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any], where: str) -> Recipe:
+    """Applies overrides to a recipe's data and checks it.
+
+    Args:
+        data: The recipe as plain data; it is changed.
+        overrides: See `load_recipe`.
+        where: What messages call it.
+    """
     for key, value in _pairs(overrides):
         _set(data, key, value)
-    return check_recipe(data, str(path))
+    return check_recipe(data, where)
+
+
+def is_workflow(target: str | Path) -> bool:
+    """Whether a target is a workflow and not a recipe: a name of one, or a file with nodes."""
+    from srpo_env.loading import workflow_files
+
+    path = Path(target)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return "\nnodes:" in path.read_text(encoding="utf-8", errors="replace")
+    return str(target) not in recipe_names() and str(target) in workflow_files()
 
 
 def check_recipe(data: Mapping[str, Any], where: str) -> Recipe:
@@ -295,7 +318,9 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(below, str) and parent == "workflow":
             below = at[parent] = {"use": below}
         if not isinstance(below, dict):
-            raise InvalidRecipe(f"override {key}={value}: {'.'.join(parents[: position + 1])!r} is {below!r} and has no keys.")
+            raise InvalidRecipe(
+                f"override {key}={value}: {'.'.join(parents[: position + 1])!r} is {below!r} and has no keys."
+            )
         at = below
     at[last] = value
 
@@ -304,7 +329,9 @@ def _problem(where: str, error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         known = _keys_at(error["loc"][:-1])
-        return f"{where}: unknown key {place!r}; known here are {', '.join(known)}.{nearest(str(error['loc'][-1]), known)}"
+        return (
+            f"{where}: unknown key {place!r}; known here are {', '.join(known)}.{nearest(str(error['loc'][-1]), known)}"
+        )
     if error["type"] == "missing":
         return f"{where}: key {place!r} is missing; it has no default. Add it."
     return f"{where}: {place}: {error['msg']}, and it is {error['input']!r}."

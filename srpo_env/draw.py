@@ -1,19 +1,13 @@
-"""A workflow as a picture: Mermaid text, and the words that both pictures share.
-
-Nodes show who acts there, K, and how the set becomes one value; edges show their conditions.
-"""
+"""A workflow as Mermaid text. Nodes show their sets, K and reducer; edges their conditions."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-
+from srpo_env.describing import edges_of, lines_of
 from srpo_env.draw_svg import draw_svg
 from srpo_env.flow import END
 from srpo_env.graph import Graph
-from srpo_env.spec import Best
 
-__all__ = ["draw_mermaid", "draw_svg", "edges_of", "lines_of", "sets_of"]
+__all__ = ["draw_mermaid", "draw_svg"]
 
 
 def draw_mermaid(graph: Graph) -> str:
@@ -29,9 +23,8 @@ def draw_mermaid(graph: Graph) -> str:
             n_solve --> finish
             finish(["end"])
     """
-    nodes = graph.workflow.nodes
     drawn = ["flowchart TD", f'    start((" ")) --> n_{graph.workflow.first}']
-    for name in nodes:
+    for name in graph.workflow.nodes:
         title, *lines = (_escaped(line) for line in lines_of(graph, name))
         drawn.append(f'    n_{name}["<b>{title}</b><br>{"<br>".join(lines)}"]')
     for source, target, label in edges_of(graph):
@@ -41,7 +34,8 @@ def draw_mermaid(graph: Graph) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as Mermaid takes it in quotes: entities begin with # there."""
-    for char, entity in (("#", "#35;"), ("&", "#amp;"), ("<", "#lt;"), (">", "#gt;"), ('"', "#quot;")):
-        text = text.replace(char, entity) if char == "#" else text.replace(char, entity)
-    return " ".join(text.split())
+    """Text as Mermaid takes it in quotes, where entities begin with #."""
+    return " ".join("".join(_ENTITIES.get(char, char) for char in text).split())
+
+
+_ENTITIES = {"#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;", '"': "#quot;"}

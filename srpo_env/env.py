@@ -26,13 +26,14 @@ Observation = dict[str, Any]
 
 
 class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
-    """A workflow as an environment.
+    r"""A workflow as an environment.
 
-    An observation is `{"node": name, "members": (...)}`: the members of the active set and what each is asked. An action is
-    one output per member, a str or an `Output`. After the end the observation has no members. The reward is 0.0 before the
-    last step, there the score; an answer that can't be scored gives 0.0 and `info["scored"] = False`.
+    An observation is `{"node": name, "members": (...)}`: the members of the active set and what each is asked. An
+    action is one output per member, a str or an `Output`. After the end the observation has no members. The reward is
+    0.0 before the last step, there the score; an answer that can't be scored gives 0.0 and `info["scored"] = False`.
 
-    `step` and `reset` drive the asynchronous `astep` and `areset` on a loop of their own, so they work in a notebook too.
+    `step` and `reset` drive the asynchronous `astep` and `areset` on a loop of their own, so they work in a notebook
+    too.
 
     Example:
         >>> import srpo_env
@@ -40,7 +41,7 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         >>> observation, info = env.reset(seed=7)
         >>> observation["node"], observation["members"][0]["agent"]
         ('solve', 'solver')
-        >>> observation, reward, terminated, truncated, info = env.step((r"the answer is \\boxed{4}",))
+        >>> observation, reward, terminated, truncated, info = env.step((r"the answer is \boxed{4}",))
         >>> reward, terminated, info["event"].members[0].parse.value
         (1.0, True, '4')
     """
@@ -72,7 +73,9 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         self._seed: int | None = None
         self._index = 0
 
-    async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """Starts the next episode.
 
         Args:
@@ -103,7 +106,9 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         if episode is None:
             raise InvalidAction("step before reset: no episode is running; call reset first.")
         if isinstance(action, str | Output) or not isinstance(action, Sequence):
-            raise InvalidAction(f"action is a {type(action).__name__}; give a tuple with one output per member of the set.")
+            raise InvalidAction(
+                f"action is a {type(action).__name__}; give a tuple with one output per member of the set."
+            )
         due = len(episode.active_set)
         event = await episode.advance(action[:due] if len(action) == self.graph.k_max else action)
         if self.render_mode == "human":
@@ -111,11 +116,15 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         reward = 0.0 if event.reward is None else event.reward
         return self._observation(), reward, event.terminated, event.truncated, self._info(event)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """See `areset`."""
         return on_background_loop(functools.partial(self.areset, seed=seed, options=options))
 
-    def step(self, action: Sequence[Any]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, action: Sequence[Any]
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """See `astep`."""
         return on_background_loop(functools.partial(self.astep, action))
 
@@ -135,7 +144,9 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         for task in self.tasks.tasks:
             if task.id == wanted:
                 return task
-        raise InvalidInput(f"options: task {wanted!r} is not in task set {self.tasks.name!r}; give the id of one of its tasks.")
+        raise InvalidInput(
+            f"options: task {wanted!r} is not in task set {self.tasks.name!r}; give the id of one of its tasks."
+        )
 
     def _observation(self) -> Observation:
         assert self.episode is not None
@@ -143,7 +154,8 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         return {
             "node": self.episode.node,
             "members": tuple(
-                {"agent": each.slot.agent, "messages": tuple(message.model_dump() for message in each.messages)} for each in due
+                {"agent": each.slot.agent, "messages": tuple(message.model_dump() for message in each.messages)}
+                for each in due
             ),
         }
 

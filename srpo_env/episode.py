@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, SrpoEnvError
+from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, SrpoEnvError, nearest
 from srpo_env.graph import Graph
 from srpo_env.merging import merge
 from srpo_env.parsers import reader
@@ -23,10 +24,10 @@ from srpo_env.records import Event, Member, Message, Output, Sampling, ToolCall,
 from srpo_env.reducers import REDUCERS, Reducer
 from srpo_env.registry import load_reference
 from srpo_env.rewards import Score
-from srpo_env.spec import Best
+from srpo_env.spec import Best, Node
 from srpo_env.tasks import Task, TaskSet
-from srpo_env.templates import Template, compile_expression
-from srpo_env.toolcalls import Tools, run_calls
+from srpo_env.templates import Expression, Template, compile_expression
+from srpo_env.toolcalls import Tools, require_tools, run_calls
 
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
@@ -86,7 +87,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Transition:
-    """What a Python transition returns: the node's value, state keys to set, and where to go (None: by the node's edges)."""
+    """What a Python transition returns: the node's value, state keys to set, and where to go (None: by its edges)."""
 
     parsed: Any = None
     text: str = ""
@@ -118,7 +119,7 @@ class Visits(dict[str, int]):
 
 
 class Episode:
-    """Walks a graph for one task.
+    r"""Walks a graph for one task.
 
     Example:
         >>> from srpo_env import Task, load_tasks
@@ -129,7 +130,7 @@ class Episode:
         >>> [member.slot.agent for member in episode.active_set]
         ['solver']
         >>> import asyncio
-        >>> asyncio.run(episode.advance([r"It is \\boxed{2}."])).reward
+        >>> asyncio.run(episode.advance([r"It is \boxed{2}."])).reward
         1.0
     """
 
@@ -149,6 +150,7 @@ class Episode:
         self.events: list[Event] = []
         self.terminated = self.truncated = False
         self._tools = tools or {}
+        require_tools(workflow, self._tools)
         self._clock = clock
         self._node: str = workflow.first
         self._last: str | None = None
@@ -156,6 +158,7 @@ class Episode:
         self._views: dict[str, NodeView | None] = dict.fromkeys(workflow.nodes)
         self._state = {name: _copy(key.default) for name, key in workflow.state.items()}
         self._turns: dict[tuple[str, int], list[Message]] = {}
+        self._results: dict[tuple[str, int], tuple[str, ...]] = {}
         self._transcript: list[tuple[Slot, str]] = []
         self._said = hashlib.blake2b(digest_size=8)
         self._tokens = 0
@@ -173,9 +176,7 @@ class Episode:
         """Whether the episode has ended."""
         return self.terminated or self.truncated
 
-    async def advance(
-        self, outcomes: Sequence[Outcome], sampling: Sequence[Sampling | None] | None = None
-    ) -> Event:
+    async def advance(self, outcomes: Sequence[Outcome], sampling: Sequence[Sampling | None] | None = None) -> Event:
         """Consumes the outputs of the active set and makes one transition.
 
         Args:
@@ -199,12 +200,13 @@ class Episode:
         for each, outcome in zip(due, outcomes, strict=True):
             if not isinstance(outcome, str | Output | ContextExceeded | PolicyError):
                 raise InvalidAction(
-                    f"node {self._node!r}: the output of {each.slot.agent}[{each.slot.index}] is a {type(outcome).__name__}; "
-                    "an output is a str or an srpo_env.Output."
+                    f"node {self._node!r}: the output of {each.slot.agent}[{each.slot.index}] is a "
+                    f"{type(outcome).__name__}; an output is a str or an srpo_env.Output."
                 )
         before = self._digest()
         members = await self._members(due, outcomes, sampling or [None] * len(due))
-        failure = next((outcome for outcome in outcomes if isinstance(outcome, SrpoEnvError)), None)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, ContextExceeded | PolicyError)]
+        failure = next((each for each in failures if isinstance(each, PolicyError)), failures[0] if failures else None)
         visited = self._node
         self._visits[visited] += 1
         self._record_turns(due, members)
@@ -230,7 +232,7 @@ class Episode:
             node=visited,
             visit=self._visits[visited] - 1,
             members=tuple(members),
-            value=_plain(getattr(self._views[visited], "parsed", None)),
+            value=None if failure else getattr(self._views[visited], "parsed", None),
             next_node=following,
             state_before=before,
             state_after=self._digest(),
@@ -276,13 +278,12 @@ class Episode:
     def _render(self, slot: Slot, scope: Mapping[str, Any]) -> Due:
         agent = self.graph.workflow.agents[slot.agent]
         own = self._turns.get((slot.agent, slot.index), [])
-        latest = self._latest(slot)
         member = {
             "agent": slot.agent,
             "index": slot.index,
             "count": slot.count,
             "turn": len(own) // 2,
-            "results": latest.results if latest else (),
+            "results": self._results.get((slot.agent, slot.index), ()),
         }
         scope = {**scope, "member": member}
         messages: list[Message] = []
@@ -305,21 +306,15 @@ class Episode:
             ) from error
 
     def _team(self, slot: Slot) -> list[Message]:
-        """The episode so far as this member sees it: its own outputs as the assistant's, the others' as named users'."""
+        """The episode so far as this member sees it: its own outputs are the assistant's, the others' named users'."""
         turns = []
         for other, text in self._transcript:
             own = (other.agent, other.index) == (slot.agent, slot.index)
             name = other.agent if other.count == 1 else f"{other.agent} {other.index + 1}"
-            turns.append(Message(role="assistant", content=text) if own else Message(role="user", content=f"{name}: {text}"))
+            turns.append(
+                Message(role="assistant", content=text) if own else Message(role="user", content=f"{name}: {text}")
+            )
         return turns
-
-    def _latest(self, slot: Slot) -> MemberView | None:
-        for name in [self._last, *self._views] if self._last else []:
-            view = self._views[name]
-            for output in view.outputs if view else ():
-                if (output.agent, output.index) == (slot.agent, slot.index):
-                    return output
-        return None
 
     # What the outputs do.
 
@@ -387,11 +382,12 @@ class Episode:
             )
             for each, member in zip(due, members, strict=True)
         )
+        self._results.update({(each.agent, each.index): each.results for each in outputs})
         shown = self._with_earlier(visited, outputs)
         snapshot = self._scope()
         self._write(node.write, outputs, snapshot)
         if node.transition is not None:
-            made: Transition = load_reference(node.transition)(outputs, snapshot)
+            made = self._own_transition(visited, node, outputs, snapshot)
             self._state.update(made.state)
             self._views[visited] = NodeView(shown, self._visits[visited], made.text, made.parsed, made.ok)
             if made.next is not None:
@@ -399,6 +395,28 @@ class Episode:
         else:
             self._views[visited] = self._reduced(node.reduce, shown, visited, snapshot)
         return self._limited(self._edge(visited))
+
+    def _own_transition(
+        self, visited: str, node: Node, outputs: tuple[MemberView, ...], snapshot: Mapping[str, Any]
+    ) -> Transition:
+        """Calls a Python transition; it goes only where the node's edges go, and sets only keys of the workflow."""
+        made = load_reference(str(node.transition))(outputs, snapshot)
+        where = f"workflow {self.graph.workflow.name!r}, node {visited!r}: transition {node.transition}"
+        if not isinstance(made, Transition):
+            raise InvalidWorkflow(f"{where} gave a {type(made).__name__}; it returns an srpo_env.episode.Transition.")
+        targets = [edge.to for edge in node.next]
+        if made.next is not None and made.next not in targets:
+            raise InvalidWorkflow(
+                f"{where} goes to {made.next!r}, which is not a target of the node's `next`: {', '.join(targets)}."
+                f"{nearest(made.next, targets)}"
+            )
+        for key in made.state:
+            if key not in self._state:
+                raise InvalidWorkflow(
+                    f"{where} sets {key!r}, which is not among the keys of `state`: {', '.join(self._state) or 'none'}."
+                    f"{nearest(key, self._state)}"
+                )
+        return made
 
     def _with_earlier(self, visited: str, outputs: tuple[MemberView, ...]) -> tuple[MemberView, ...]:
         """In a loop of those that still act, the others keep their last output."""
@@ -418,7 +436,7 @@ class Episode:
             return NodeView(outputs, visits, outputs[0].text, outputs[0].parsed, outputs[0].ok)
         if isinstance(reduce, Best):
             expression = compile_expression(reduce.best)
-            winner = max(outputs, key=lambda output: expression.evaluate({**scope, "member": output}))
+            winner = max(outputs, key=lambda output: _score(expression, {**scope, "member": output}))
             return NodeView(outputs, visits, winner.text, winner.parsed, winner.ok)
         reducer: Reducer = REDUCERS[reduce] if reduce in REDUCERS else load_reference(reduce)
         parsed, text = reducer(outputs)
@@ -427,8 +445,16 @@ class Episode:
     def _write(self, writes: Mapping[str, str], outputs: Sequence[MemberView], snapshot: Mapping[str, Any]) -> None:
         for key, text in writes.items():
             expression = compile_expression(text)
-            values = [expression.evaluate({**snapshot, "member": output}) for output in outputs]
-            self._state[key] = merge(self.graph.workflow.state[key].merge, self._state[key], values)
+            rule = self.graph.workflow.state[key].merge
+            try:
+                values = [expression.evaluate({**snapshot, "member": output}) for output in outputs]
+                self._state[key] = merge(rule, self._state[key], values)
+            except (InvalidWorkflow, TypeError, ValueError) as error:
+                raise InvalidWorkflow(
+                    f"workflow {self.graph.workflow.name!r}, node {self._node!r}: `write` of {key!r} (merge {rule}): "
+                    f"{error}; of an output that could not be read, member.parsed is the parser's fallback and "
+                    "member.ok is false."
+                ) from error
 
     def _edge(self, visited: str) -> str:
         scope = self._scope()
@@ -436,7 +462,8 @@ class Episode:
             if arrow.condition is None or arrow.condition.evaluate(scope):
                 return arrow.to
         raise InvalidWorkflow(
-            f"workflow {self.graph.workflow.name!r}: no edge of node {visited!r} holds; end its list with one without `if`."
+            f"workflow {self.graph.workflow.name!r}: no edge of node {visited!r} holds; end its list with one without "
+            "`if`."
         )
 
     def _limited(self, following: str) -> tuple[str, TruncationReason | None]:
@@ -444,8 +471,6 @@ class Episode:
         graph = self.graph
         if following == "end":
             return following, None
-        if following not in graph.workflow.nodes:
-            raise InvalidWorkflow(f"workflow {graph.workflow.name!r}: a transition goes to {following!r}, which is not a node.")
         if graph.max_steps is not None and len(self.events) + 1 >= graph.max_steps:
             return following, "steps"
         if self._visits[following] >= graph.max_visits.get(following, self._visits[following] + 1):
@@ -489,10 +514,14 @@ class Episode:
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
+def _score(expression: Expression, scope: Mapping[str, Any]) -> float:
+    """A member's score; the lowest of all where it has none, as an output that could not be read may have none."""
+    try:
+        score = expression.evaluate(scope)
+    except InvalidWorkflow:
+        return -math.inf
+    return score if isinstance(score, int | float) and score == score else -math.inf
+
+
 def _copy(value: Any) -> Any:
     return json.loads(json.dumps(value)) if isinstance(value, list | dict) else value
-
-
-def _plain(value: Any) -> Any:
-    """A node's value as JSON can hold it."""
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -19,7 +19,8 @@ class SetResult(BaseModel):
         tasks: Tasks tried.
         samples: Episodes of each task.
         accuracy: Mean score of the scored episodes (Avg@k: the mean over tasks of their mean).
-        interval: 95% interval of the accuracy: Wilson's for one right-or-wrong episode per task, else a bootstrap over tasks.
+        interval: 95% interval of the accuracy: Wilson's for one right-or-wrong episode per task, else a bootstrap over
+            tasks.
         unscored: Episodes that could not be scored (no reference answer, or the policy failed); they are in no mean.
         truncated: Episodes that were cut off.
         output_tokens: Sampled tokens.
@@ -102,8 +103,8 @@ def interval_of(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
         scores: The scores of each task, at least one.
 
     Returns:
-        Wilson's interval (Wilson, 1927) where each task has one score, 0 or 1; else a percentile bootstrap over tasks, which
-        are the independent units (episodes of one task are not).
+        Wilson's interval (Wilson, 1927) where each task has one score, 0 or 1; else a percentile bootstrap over tasks,
+        which are the independent units (episodes of one task are not).
 
     >>> tuple(round(bound, 3) for bound in interval_of([[1.0]] * 8 + [[0.0]] * 2))
     (0.49, 0.943)
@@ -159,7 +160,10 @@ def evaluate(
             baseline=None if baseline is None else result_of(baseline),
         )
         for name, found in result.sets.items():
-            say(f"{name}: team {found}, {found.tasks} tasks, {found.output_tokens} output tokens, {found.unscored} unscored")
+            say(
+                f"{name}: team {found}, {found.tasks} tasks, {found.output_tokens} output tokens, {found.unscored} "
+                "unscored"
+            )
         if result.baseline is not None:
             say(f"baseline {job.recipe.eval.baseline}: {result.baseline}")
     return result
@@ -168,9 +172,11 @@ def evaluate(
 def macro(results: Sequence[SetResult]) -> SetResult:
     """Returns the mean over task sets, each counting once; its interval treats the sets as fixed.
 
-        half width = sqrt(sum of squared half widths) / number of sets
+    half width = sqrt(sum of squared half widths) / number of sets
     """
-    scored = [(each.accuracy, each.interval) for each in results if each.accuracy is not None and each.interval is not None]
+    scored = [
+        (each.accuracy, each.interval) for each in results if each.accuracy is not None and each.interval is not None
+    ]
     accuracy = math.fsum(value for value, _ in scored) / len(scored) if scored else None
     interval = None
     if accuracy is not None:

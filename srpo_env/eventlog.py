@@ -1,7 +1,7 @@
 """The event log: what was acknowledged is on disk, and can be read back after a crash.
 
-A run folder's `events/` holds journal segments, one per writer: JSON Lines, one unbuffered write per event, and a checksum as
-each line's first key. A segment is never appended to by a second writer.
+A run folder's `events/` holds journal segments, one per writer: JSON Lines, one unbuffered write per event, and a
+checksum as each line's first key. A segment is never appended to by a second writer.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class EventLog:
 
     Attributes:
         events: All events.
+        segment: Number of the segment that is being written.
         damage: One line for each torn end of a segment (a writer that was killed in the middle of a write).
 
     Raises:
@@ -50,10 +51,13 @@ class EventLog:
         self.folder = None if folder is None else Path(folder)
         self.events: list[Event] = []
         self.damage: list[str] = []
+        self.segment = 0
         self._file: int | None = None
         if self.folder is not None:
             if not (self.folder / "events").is_dir():
-                raise InvalidInput(f"{self.folder} is not a run folder: it has no folder `events`; give one that `train` made.")
+                raise InvalidInput(
+                    f"{self.folder} is not a run folder: it has no folder `events`; give one that `train` made."
+                )
             for segment in sorted((self.folder / "events").glob("*.jsonl")):
                 self._read(segment)
 
@@ -63,15 +67,22 @@ class EventLog:
         folder = Path(folder)
         (folder / "events").mkdir(parents=True, exist_ok=True)
         log = cls(folder)
-        number = 1 + max((int(path.stem) for path in (folder / "events").glob("*.jsonl")), default=0)
-        while log._file is None:
+        log.rotate()
+        return log
+
+    def rotate(self) -> None:
+        """Goes on in a new segment, so that what was logged until now can be told from what comes."""
+        assert self.folder is not None
+        self.close()
+        numbers = [int(path.stem) for path in (self.folder / "events").glob("*.jsonl") if path.stem.isdecimal()]
+        number = 1 + max(numbers, default=0)
+        while self._file is None:
+            path = self.folder / "events" / f"{number:06d}.jsonl"
             try:
-                log._file = os.open(
-                    folder / "events" / f"{number:06d}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644
-                )
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+                self.segment = number
             except FileExistsError:
                 number += 1
-        return log
 
     def append(self, event: Event) -> None:
         """Logs an event; once this returns, it survives the death of the process.
@@ -84,7 +95,9 @@ class EventLog:
             written = os.write(self._file, line)
             if written != len(line):
                 os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_END) - written)
-                raise OSError(f"{self.folder}: {written} of {len(line)} bytes of event {event.id} were written; is the disk full?")
+                raise OSError(
+                    f"{self.folder}: {written} of {len(line)} bytes of event {event.id} were written; is the disk full?"
+                )
         self.events.append(event)
 
     def batch(self, name: str | None = None) -> EventBatch:
@@ -93,12 +106,13 @@ class EventLog:
 
         return EventBatch.from_events(event for event in self.events if name is None or event.batch == name)
 
-    def episodes(self) -> dict[str, list[Event]]:
-        """Returns the events of each episode, by (batch and) episode id, in order of step."""
-        found: dict[str, list[Event]] = {}
+    def episodes(self, batch: str | None = None) -> list[list[Event]]:
+        """Returns the events of each episode, in order of step; of all batches, or of one."""
+        found: dict[tuple[str, str], list[Event]] = {}
         for event in self.events:
-            found.setdefault(f"{event.batch}/{event.episode}", []).append(event)
-        return found
+            if batch is None or event.batch == batch:
+                found.setdefault((event.batch, event.episode), []).append(event)
+        return list(found.values())
 
     def close(self) -> None:
         """Closes the segment; the log stays readable."""
@@ -117,15 +131,17 @@ class EventLog:
         for line in data.split(b"\n"):
             end = offset + len(line)
             if line:
-                event = _event(line)
+                event = _event(line, segment)
                 if isinstance(event, Event):
                     self.events.append(event)
                 elif end == len(data):
-                    self.damage.append(f"{segment}: torn line at byte {offset} ({event}); its event was never acknowledged.")
+                    self.damage.append(
+                        f"{segment}: torn line at byte {offset} ({event}); its event was never acknowledged."
+                    )
                 else:
                     raise DamagedLog(
-                        f"{segment}: damaged line at byte {offset} ({event}); only the last line of a segment may be torn. "
-                        "Restore the file, or move it out of `events/` to go on without it."
+                        f"{segment}: damaged line at byte {offset} ({event}); only the last line of a segment may be "
+                        "torn. Restore the file, or move it out of `events/` to go on without it."
                     )
             offset = end + 1
 
@@ -149,7 +165,7 @@ def _line(event: Event) -> bytes:
     return _HEAD % zlib.crc32(body) + body[1:] + b"\n"
 
 
-def _event(line: bytes) -> Event | str:
+def _event(line: bytes, segment: Path) -> Event | str:
     """Returns the event of a line, or what is wrong with it."""
     if not line.startswith(b'{"crc32":"') or len(line) <= _HEAD_LENGTH:
         return "no checksum"
@@ -162,6 +178,7 @@ def _event(line: bytes) -> Event | str:
         version = json.loads(body).get("schema_version")
         if version != SCHEMA_VERSION:
             raise DamagedLog(
-                f"event schema version {version!r}; this release reads {SCHEMA_VERSION}. Open the run with the release that wrote it."
+                f"{segment}: event schema version {version!r}; this release reads {SCHEMA_VERSION}. Open the run with "
+                "the release that wrote it."
             ) from error
         return f"not an event: {error.errors()[0]['msg']}"

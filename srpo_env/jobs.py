@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from srpo_env.config import PolicyUse, Recipe, TasksUse, find_recipe, load_recipe
+from srpo_env.config import PolicyUse, Recipe, TasksUse, find_recipe, is_workflow, load_recipe, recipe_of
 from srpo_env.errors import InvalidRecipe
 from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
@@ -45,6 +45,7 @@ class Job:
         *,
         name_suffix: str = "",
         last_checkpoint: bool = False,
+        bare_workflows: bool = False,
     ) -> Job:
         """Finds and checks everything that a recipe names.
 
@@ -52,7 +53,8 @@ class Job:
             target: A recipe that ships, a file, a run folder or a Recipe.
             overrides: `key=value` texts.
             name_suffix: Added to the name of the run.
-            last_checkpoint: For a run folder: takes the policies from its last checkpoint.
+            last_checkpoint: For a run folder: takes the policies from its last checkpoint, and a run folder of its own.
+            bare_workflows: A workflow may stand in place of a recipe; it gets arithmetic tasks and the tiny policy.
 
         Raises:
             InvalidInput: Whatever is wrong, before anything is written.
@@ -60,10 +62,7 @@ class Job:
         if isinstance(target, Recipe):
             recipe, name, folder = target, "run", None
         else:
-            path = find_recipe(target)
-            recipe = load_recipe(target, overrides)
-            folder = path.parent if path.name == "config.yaml" else None
-            name = folder.name if folder else path.stem
+            recipe, name, folder = _found(target, list(overrides), bare_workflows=bare_workflows)
         if folder is not None and last_checkpoint:
             recipe = _at_checkpoint(recipe, folder, overrides)
         assert not isinstance(recipe.workflow, str)
@@ -97,13 +96,16 @@ class Job:
         """
         training = {label: use.train for label, use in self.recipe.policies.items() if use.train is not None}
         if not training:
-            raise InvalidRecipe("policies: none has a `train` block, so there is nothing to learn; give one, such as {lr: 1.0e-6}.")
+            raise InvalidRecipe(
+                "policies: none has a `train` block, so there is nothing to learn; give one, such as {lr: 1.0e-6}."
+            )
         policies: dict[str, Trainable] = {}
         for label in training:
             policy = self.policies[label]
             if not isinstance(policy, Trainable):
                 raise InvalidRecipe(
-                    f"policies.{label}: backend {self.recipe.policies[label].sample.backend!r} has no weights in this process; "
+                    f"policies.{label}: backend {self.recipe.policies[label].sample.backend!r} has no weights in "
+                    f"this process; "
                     "use backend local, or leave `train` out."
                 )
             policies[label] = policy
@@ -121,19 +123,21 @@ class Job:
             found.append(tasks[_permutation(len(tasks), self.recipe.seed, epoch)[at]])
         return found
 
-    def sample(self, run: Run, update: int) -> list[Event]:
-        """Samples the batch of an update and logs it; returns its events, episode by episode."""
-        batch = f"update-{update}"
-        episodes = starts(
-            self.batch_of_tasks(update), group_size=self.recipe.rollout.group_size, batch=batch, seed=self.recipe.seed
+    def sample(self, run: Run, update: int, *, episodes: int | None = None) -> list[list[Event]]:
+        """Samples the batch of an update, or another number of episodes, and logs it; returns each episode's events."""
+        tasks, size = self.batch_of_tasks(update), self.recipe.rollout.group_size
+        if episodes is not None:
+            groups = -(-episodes // size)
+            tasks = [self.tasks.tasks[at % len(self.tasks)] for at in range(groups)]
+        begun = starts(
+            tasks, group_size=size, batch=f"update-{update}" if episodes is None else "rollout", seed=self.recipe.seed
         )
-        done = run_async(lambda: run_episodes(self._plan(run, self.graph, self.tasks), episodes, log=run.log))
-        return [event for events in done for event in events]
+        return run_async(lambda: run_episodes(self._plan(run, self.graph, self.tasks), begun[:episodes], log=run.log))
 
     def try_held_out(
         self, run: Run, *, update: int, samples: int
     ) -> tuple[list[list[Event]], list[list[Event]] | None]:
-        """Tries the held-out tasks: returns the team's episodes, and the baseline workflow's where the recipe has one."""
+        """Tries the held-out tasks: returns the team's episodes, and the baseline workflow's if there is one."""
         found = []
         for graph, batch in ((self.graph, f"eval-{update}"), (self.baseline, f"baseline-{update}")):
             if graph is None:
@@ -167,6 +171,20 @@ class Job:
         )
 
 
+def _found(target: str | Path, overrides: list[str], *, bare_workflows: bool) -> tuple[Recipe, str, Path | None]:
+    """Returns a target's recipe, its name, and the run folder that it lies in."""
+    if bare_workflows and is_workflow(target):
+        data = {
+            "workflow": str(target),
+            "tasks": {"train": {"use": "arithmetic"}},
+            "policies": {"main": {"model": "tiny_arithmetic"}},
+        }
+        return recipe_of(data, overrides, str(target)), Path(target).stem, None
+    path = find_recipe(target)
+    folder = path.parent if path.name == "config.yaml" else None
+    return load_recipe(target, overrides), folder.name if folder else path.stem, folder
+
+
 def _tasks(use: TasksUse) -> TaskSet:
     return load_tasks(
         use.use if isinstance(use.use, str) else list(use.use),
@@ -191,7 +209,9 @@ def _check_agents(recipe: Recipe, graph: Graph) -> None:
     agents = graph.workflow.agents
     for name in recipe.sampling.agents:
         if name not in agents:
-            raise InvalidRecipe(f"sampling.agents: {name!r} is not an agent of the workflow; its agents are {', '.join(agents)}.")
+            raise InvalidRecipe(
+                f"sampling.agents: {name!r} is not an agent of the workflow; its agents are {', '.join(agents)}."
+            )
     for name, agent in agents.items():
         if agent.policy not in recipe.policies:
             raise InvalidRecipe(
@@ -203,7 +223,8 @@ def _check_agents(recipe: Recipe, graph: Graph) -> None:
         sampling = recipe.sampling_of(name)
         if sampling.top_p != 1 or sampling.top_k != 0 or sampling.temperature == 0:
             raise InvalidRecipe(
-                f"agent {name!r} is trained and sampled with temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k "
+                f"agent {name!r} is trained and sampled with temperature {sampling.temperature:g}, top_p "
+                f"{sampling.top_p:g}, top_k "
                 f"{sampling.top_k}; log-probs of the learner match a positive temperature, top_p 1 and top_k 0 only. "
                 "Set these under sampling.train."
             )
@@ -212,7 +233,9 @@ def _check_agents(recipe: Recipe, graph: Graph) -> None:
 def _at_checkpoint(recipe: Recipe, folder: Path, overrides: Iterable[str]) -> Recipe:
     found = checkpoints(folder)
     policies = {
-        label: use.model_copy(update={"model": str(found[-1] / label)}) if found and (found[-1] / label).is_dir() else use
+        label: use.model_copy(update={"model": str(found[-1] / label)})
+        if found and (found[-1] / label).is_dir()
+        else use
         for label, use in recipe.policies.items()
     }
     keeps_run = any(str(text).startswith("run=") for text in overrides)

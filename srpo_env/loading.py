@@ -220,10 +220,18 @@ def _inner_parts(
 
 
 _A = {
-    "Workflow": "a workflow", "Param": "a param", "StateKey": "a state key", "Agent": "an agent", "Parser": "a parser",
-    "Node": "a node", "Best": "a reducer", "Edge": "an edge", "Choose": "a chosen set", "Acting": "a set of those that act",
+    "Workflow": "a workflow",
+    "Param": "a param",
+    "StateKey": "a state key",
+    "Agent": "an agent",
+    "Node": "a node",
+    "Parser": "a parser",
+    "Best": "a reducer",
+    "Edge": "an edge",
     "Limits": "limits",
-}  # fmt: skip
+    "Choose": "a chosen set",
+    "Acting": "a set of those that act",
+}
 
 
 # What pydantic says, in the words of the grammar.
@@ -264,6 +272,8 @@ def _form_problems(error: ValidationError, positions: Positions) -> Iterator[Pro
                 what, rule = f"'{name}' is {shown}", "it is a mapping of keys to values"
             case "tuple_type":
                 what, rule = f"'{name}' is {shown}", "it is a list"
+            case "string_too_short":
+                what, rule = f"'{name}' is empty", "it is text"
             case "too_short":
                 what, rule = f"'{name}' is empty", "it has at least one entry"
             case _:

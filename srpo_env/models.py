@@ -86,12 +86,18 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
     from transformers import AutoModelForCausalLM
 
     place = resolve_model(name)
-    where = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    )
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     tokenizer = load_tokenizer(name)
     with _loading(name):
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype))
+        model, found = AutoModelForCausalLM.from_pretrained(
+            place, dtype=getattr(torch, dtype), output_loading_info=True
+        )
+    if lacking := sorted(found["missing_keys"]):
+        # transformers would go on with random weights in their place.
+        raise MissingModel(
+            f"model {name!r}: its weights lack {len(lacking)} of the model's parameters, {lacking[0]!r} among them; "
+            "config.json and the weights belong to different models. Save both with `save_pretrained`."
+        )
     stop_ids = _stop_ids(model, tokenizer)
     if not stop_ids:
         raise MissingModel(
@@ -99,9 +105,7 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
             "end; set `eos_token` in the folder's tokenizer_config.json."
         )
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token_id = (
-            tokenizer.eos_token_id if tokenizer.eos_token_id is not None else min(stop_ids)
-        )
+        tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else min(stop_ids)
     placed = cast("PreTrainedModel", cast("torch.nn.Module", model).to(where).eval())
     return LoadedModel(placed, tokenizer, _context_length(model, tokenizer), stop_ids, where)
 
@@ -132,13 +136,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
     """Keeps transformers' progress bar off the terminal, and turns its errors into one line."""
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise MissingModel(
             f"model {name!r} can't be loaded: {reason} Give a folder written by `save_pretrained` with its tokenizer, "
@@ -181,9 +186,7 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fro
 
 def _context_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     config = model.config.get_text_config()
-    length = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "n_positions", None
-    )
+    length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     # A tokenizer without a limit of its own reports 1e30.
     limits = [int(limit) for limit in (length, tokenizer.model_max_length) if limit and limit < 1e9]
     return min(limits, default=2048)

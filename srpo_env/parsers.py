@@ -1,13 +1,13 @@
 """How an output's text is read.
 
-A parser strips the white-space around what it found and compares exactly; where nothing acceptable was found it says why,
-and the workflow's declared fallback is taken. It never raises: a bad output is data.
+A parser strips the white-space around what it found and compares exactly; where nothing acceptable was found it says
+why, and the workflow's declared fallback is taken. It never raises: a bad output is data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,8 @@ Read = Callable[[str], Any]
 
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _QUOTED = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\w).])[-+])?(?:(?:\d{1,3}(?:,\d{3}){1,100}(?![,\d])|\d+)(?:\.\d+)?|\.\d+)")
+_MOST_DIGITS = 400
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -49,7 +51,9 @@ def last_boxed(text: str) -> str | None:
                 continue
             start, end = opener.end(), match.start()
             holds_only_a_box = (
-                outer is not None and start <= outer[0] and not text[start : outer[0]].strip() + text[outer[1] : end].strip()
+                outer is not None
+                and start <= outer[0]
+                and not text[start : outer[0]].strip() + text[outer[1] : end].strip()
             )
             if not holds_only_a_box:
                 found = (start, end)
@@ -83,26 +87,54 @@ def _answer(text: str) -> str:
 
 
 def _number(text: str) -> int | float:
-    found = re.findall(r"[-+]?\d+(?:\.\d+)?", after_thinking(text))
+    found = _NUMBER.findall(after_thinking(text))
     if not found:
         raise Unread("no number")
-    return float(found[-1]) if "." in found[-1] else int(found[-1])
+    last = found[-1].replace(",", "")
+    if len(last) > _MOST_DIGITS:
+        raise Unread(f"the number has {len(last)} digits, more than {_MOST_DIGITS}")
+    return float(last) if "." in last else int(last)
 
 
 PARSERS: dict[str, Read] = {"text": _text, "answer": _answer, "boxed": _boxed, "number": _number}
-"""Parsers by name: the whole text; the last box or else the whole text; the last box; the last number. `tag` and `choice`
-are spelt `{tag: name}` and `{choices: [...]}`."""
+"""Parsers by name: the whole text; the last box or else the whole text; the last box; the last number. `tag` and
+`choice` are spelt `{tag: name}` and `{choices: [...]}`."""
+
+
+def tagged(text: str, names: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Returns the pairs <name>...</name> of a text: each name, and where its content begins and ends.
+
+    A pair is an opening tag and the next closing tag of that name; what lies inside a pair is its content, other tags
+    too. Takes time linear in the text.
+
+    >>> tagged("<a>1</a> <a><b>2</b></a>", ["a", "b"])
+    [('a', 3, 4), ('a', 12, 20)]
+    """
+    tags = list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text))
+    closing: dict[str, int] = {}
+    closes: list[int | None] = []
+    for at in range(len(tags) - 1, -1, -1):
+        slash, name = tags[at].groups()
+        closes.append(closing.get(name))
+        if slash:
+            closing[name] = at
+    found, following = [], 0
+    for at, (tag, close) in enumerate(zip(tags, reversed(closes), strict=True)):
+        if at >= following and not tag[1] and close is not None:
+            found.append((tag[2], tag.end(), tags[close].start()))
+            following = close + 1
+    return found
 
 
 def _tag(name: str) -> Read:
-    pattern = re.compile(rf"<{name}>(.*?)</{name}>", re.DOTALL)
-
     def read(text: str) -> str:
-        text = _QUOTED.sub("", after_thinking(text))
-        found = {inner.strip() for inner in pattern.findall(text)}
-        if len(found) != 1:
+        text = after_thinking(text)
+        shown = _QUOTED.sub(lambda quoted: "\0" * len(quoted[0]), text)
+        found = tagged(shown, [name])
+        if len(found) != 1 or f"<{name}>" in shown[found[0][1] : found[0][2]]:
             raise Unread(f"{'no' if not found else 'more than one'} <{name}>...</{name}>")
-        return str(found.pop())
+        _, start, end = found[0]
+        return text[start:end].strip()
 
     return read
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def run(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs a coroutine function to its end: on a loop of this thread, or in the background where this thread has one."""
+    """Runs a coroutine function to its end: on a new loop, or in the background where this thread runs one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -47,7 +47,8 @@ class Problem:
             if self.line is not None
             else f"{self.file}: {self.path}".rstrip(": ")
         )
-        return f"{where}: {'; '.join(filter(None, (self.what, self.rule)))}." + (f" {self.hint}." if self.hint else "")
+        hint = f" {self.hint}" + ("" if self.hint.endswith("?") else ".") if self.hint else ""
+        return f"{where}: {'; '.join(filter(None, (self.what, self.rule)))}.{hint}"
 
 
 class InvalidWorkflowFile(InvalidWorkflow):

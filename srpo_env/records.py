@@ -6,6 +6,8 @@ Schema by `Event.model_json_schema()`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -30,6 +32,24 @@ def _well_formed(text: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_well_formed)]
 """Any text; lone surrogates are replaced by U+FFFD."""
+
+
+def _as_json(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return _well_formed(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {_well_formed(str(key)): _as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    return _well_formed(str(value))
+
+
+Json = Annotated[Any, BeforeValidator(_as_json)]
+"""Plain data that JSON can hold; of anything else its text, such as `nan` for what is no number."""
 
 
 class Record(BaseModel):
@@ -93,15 +113,15 @@ class Parse(Record):
     """What a parser read from an output: `ok` is false where the declared fallback was taken."""
 
     ok: bool
-    value: Any = None
-    error: str | None = None
+    value: Json = None
+    error: Text | None = None
 
 
 class ToolCall(Record):
     """One call that an output made, and what came back."""
 
-    tool: str
-    arguments: dict[str, Any]
+    tool: Text
+    arguments: Annotated[dict[str, Any], BeforeValidator(_as_json)]
     result: Text
     ok: bool = True
     seconds: float = 0.0
@@ -128,7 +148,7 @@ class Member(Record):
     output: Output
     parse: Parse
     tool_calls: tuple[ToolCall, ...] = ()
-    error: str | None = None
+    error: Text | None = None
     """Why there is no output: the prompt left no room, or the policy failed. The output is then empty."""
 
 
@@ -171,12 +191,12 @@ class Event(Record):
     node: str
     visit: int
     members: tuple[Member, ...]
-    value: Any = None
+    value: Json = None
     next_node: str
     state_before: str
     state_after: str
     reward: float | None
-    score_reason: str | None = None
+    score_reason: Text | None = None
     answer: Text | None = None
     terminated: bool
     truncated: bool
@@ -189,9 +209,9 @@ class Event(Record):
         """Unique in a run: episode and step."""
         return f"{self.episode}/{self.step}"
 
-    def comparable(self) -> dict[str, Any]:
-        """Returns the event as plain data, without the run, times, seconds and attempts."""
-        return self.model_dump(exclude=_INCOMPARABLE)
+    def comparable(self) -> str:
+        """Returns the event as JSON text, without the run, times, seconds and attempts: NaN equals NaN in it."""
+        return self.model_dump_json(exclude=_INCOMPARABLE)
 
     def __eq__(self, other: object) -> bool:
         """Whether all but the run, the times, the seconds and the attempts are equal."""

@@ -8,12 +8,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from srpo_env.parsers import after_thinking, last_boxed
-from srpo_env.records import Event, Record
+from srpo_env.records import Event, Record, Text
 
 if TYPE_CHECKING:
     from srpo_env.tasks import Task
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,400})(?:\.\d{1,400})?|[-+]?\.\d{1,400}")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3}){1,100}|\d{1,400})(?:\.\d{1,400})?|[-+]?\.\d{1,400}")
 
 
 class Score(Record):
@@ -26,7 +26,7 @@ class Score(Record):
     """
 
     value: float | None
-    reason: str
+    reason: Text
     measures: dict[str, float] = {}
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srpo_env.episode import Due, Episode, Ids
-from srpo_env.errors import InvalidInput, nearest
+from srpo_env.episode import Episode, Ids
+from srpo_env.errors import InvalidInput, PolicyError, nearest
 from srpo_env.eventlog import EventLog
 from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
@@ -20,7 +20,7 @@ from srpo_env.protocols import Policy, RequestKey, Sampled, SampleRequest
 from srpo_env.records import Event, Sampling
 from srpo_env.spec import Workflow
 from srpo_env.tasks import Task, TaskSet, load_tasks
-from srpo_env.toolcalls import Tools
+from srpo_env.toolcalls import Tools, require_tools
 
 SamplingOf = Callable[[str], Sampling]
 """Gives an agent's sampling settings."""
@@ -51,23 +51,27 @@ class Plan:
     run: str = ""
 
     def __post_init__(self) -> None:
+        require_tools(self.graph.workflow, self.tools)
         for name, agent in self.graph.workflow.agents.items():
             if agent.policy not in self.policies:
                 raise InvalidInput(
                     f"agent {name!r} is sampled from policy {agent.policy!r}, which is not among the policies "
-                    f"{', '.join(self.policies) or '(none)'}.{nearest(agent.policy, self.policies)} Add it under `policies`."
+                    f"{', '.join(self.policies) or '(none)'}.{nearest(agent.policy, self.policies)} Add it under "
+                    "`policies`."
                 )
 
 
 class Turns:
     """Decides when waiting requests are sampled.
 
-    A request to an in-process policy waits until no episode can go on without it; then all that wait are sampled in the order
-    (task, episode, step, member), so that a batch's rows depend on nothing but the seed. Requests to other policies, and all
-    of them when not `deterministic`, go at once.
+    A request to an in-process policy waits until no episode can go on without it; then all that wait are sampled in the
+    order (task, episode, step, member), so that a batch's rows depend on nothing but the seed. Requests to other
+    policies, and all of them when not `deterministic`, go at once.
     """
 
-    def __init__(self, policies: Mapping[str, Policy], tasks: asyncio.TaskGroup, *, going: int, deterministic: bool) -> None:
+    def __init__(
+        self, policies: Mapping[str, Policy], tasks: asyncio.TaskGroup, *, going: int, deterministic: bool
+    ) -> None:
         self._policies = policies
         self._tasks = tasks
         self._going = going
@@ -90,10 +94,13 @@ class Turns:
             self._check()
         async with asyncio.TaskGroup() as group:
             for label, places in at_once.items():
-                group.create_task(
-                    _fill(self._policies[label], [requests[at] for at in places], [futures[at] for at in places])
-                )
+                group.create_task(self._fill(label, [requests[at] for at in places], [futures[at] for at in places]))
         return [await future for future in futures]
+
+    async def _fill(
+        self, label: str, requests: Sequence[SampleRequest], futures: Sequence[asyncio.Future[Sampled]]
+    ) -> None:
+        _resolve(futures, await _sampled(label, self._policies[label], requests))
 
     def ended(self) -> None:
         """One of those going has ended for good."""
@@ -110,14 +117,19 @@ class Turns:
         outcomes: list[tuple[list[asyncio.Future[Sampled]], list[Sampled]]] = []
         for label in dict.fromkeys(label for label, _, _ in waiting):
             mine = [(request, future) for each, request, future in waiting if each == label]
-            outcomes.append(([f for _, f in mine], await self._policies[label].sample([r for r, _ in mine])))
+            outcomes.append(([f for _, f in mine], await _sampled(label, self._policies[label], [r for r, _ in mine])))
         self._going += sets
         for futures, found in outcomes:
             _resolve(futures, found)
 
 
-async def _fill(policy: Policy, requests: Sequence[SampleRequest], futures: Sequence[asyncio.Future[Sampled]]) -> None:
-    _resolve(futures, await policy.sample(requests))
+async def _sampled(label: str, policy: Policy, requests: Sequence[SampleRequest]) -> list[Sampled]:
+    outcomes = await policy.sample(requests)
+    if len(outcomes) != len(requests):
+        raise PolicyError(
+            f"policy {label!r} gave {len(outcomes)} outcomes for {len(requests)} requests; a policy gives one each."
+        )
+    return outcomes
 
 
 def _resolve(futures: Sequence[asyncio.Future[Sampled]], outcomes: Sequence[Sampled]) -> None:
@@ -188,7 +200,8 @@ async def run_episodes(
             for _ in range(workers):
                 group.create_task(work(turns))
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        first = _first(errors)
+        raise first from first.__cause__
     return done
 
 
@@ -200,7 +213,7 @@ async def _walk(plan: Plan, start: Start, turns: Turns, take: Callable[[Event], 
         settings = [plan.sampling(each.slot.agent) for each in due]
         keys = [RequestKey(start.task_index, start.episode_index, len(episode.events), at) for at in range(len(due))]
         requests = [
-            SampleRequest(each.messages, sampling, seed_of(start.seed, start.batch, start.task.id, key), key)
+            SampleRequest(each.messages, sampling, seed_of(start.seed, start.group, key), key)
             for each, sampling, key in zip(due, settings, keys, strict=True)
         ]
         outcomes = await turns.sample([each.policy for each in due], requests)
@@ -208,9 +221,12 @@ async def _walk(plan: Plan, start: Start, turns: Turns, take: Callable[[Event], 
     return episode.events
 
 
-def seed_of(seed: int, batch: str, task: str, key: RequestKey) -> int:
-    """Returns the seed of one row: 63 bits that depend on the run's seed and on where the row stands, and on nothing else."""
-    text = f"{seed}/{batch}/{task}/{key.episode}/{key.step}/{key.member}"
+def seed_of(seed: int, group: str, key: RequestKey) -> int:
+    """Returns the seed of one row: 63 bits that depend on the run's seed and on the row's place, and on nothing else.
+
+    A group is a task in a batch; of a task that stands twice in a batch, each time has its own.
+    """
+    text = f"{seed}/{group}/{key.episode}/{key.step}/{key.member}"
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
 
 
@@ -258,8 +274,8 @@ def rollout(
     """
     if group_size < 1 or episodes < 1 or episodes % group_size:
         raise InvalidInput(
-            f"episodes {episodes}, group_size {group_size}; episodes is a positive multiple of group_size: every task gets "
-            "group_size of them."
+            f"episodes {episodes}, group_size {group_size}; episodes is a positive multiple of group_size: every task "
+            "gets group_size of them."
         )
     found = load_tasks(tasks, split=split)
     count = episodes // group_size

@@ -1,11 +1,11 @@
 """A run folder: what a run leaves behind, written so that a crash never leaves half a file.
 
-    config.yaml      the resolved recipe
-    run.json         recipe's name, when it started, versions
-    events/          the event log
-    metrics.jsonl    a line per update and per evaluation
-    checkpoints/     000200/main/ is a transformers folder
-    report.html
+config.yaml      the resolved recipe
+run.json         recipe's name, when it started, versions
+events/          the event log
+metrics.jsonl    a line per update and per evaluation
+checkpoints/     000200/main/ is a transformers folder
+report.html
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from srpo_env.config import Recipe
-from srpo_env.errors import RunExists
+from srpo_env.errors import InvalidInput, RunExists
 from srpo_env.eventlog import EventLog
 
+_SEGMENTS = "segments.json"
+"""In a checkpoint: the last segment of the event log that it has learned from."""
 _PACKAGES = ("srpo-env", "torch", "transformers", "gymnasium", "pydantic", "vllm")
 
 
@@ -50,13 +52,52 @@ class Run:
             folder = Path(recipe.run)
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise RunExists(
-                    f"run folder {folder} exists and is not empty; a run never overwrites another. Give another `run=`, or remove it."
+                    f"run folder {folder} exists and is not empty; a run never overwrites another. Give another "
+                    "`run=`, or remove it."
                 )
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "config.yaml", recipe.model_copy(update={"run": str(folder)}).to_yaml())
         about = {"recipe": name, "started": time.time(), "python": platform.python_version(), "versions": _versions()}
         write_whole(folder / "run.json", json.dumps(about, indent=2))
         return cls(folder, recipe, name)
+
+    @classmethod
+    def resume(cls, recipe: Recipe, name: str) -> tuple[Run, Path | None]:
+        """Opens a run's folder again at its last checkpoint.
+
+        What was logged after it goes to `aside/`, and will be done again.
+
+        Returns:
+            The run, and its last whole checkpoint; None where it had none yet, and starts anew.
+
+        Raises:
+            InvalidInput: The folder is not that of a run.
+        """
+        folder = Path(recipe.run or "")
+        if recipe.run is None or not (folder / "config.yaml").is_file():
+            raise InvalidInput(
+                f"{str(folder) if recipe.run else 'the run'!r} can't be resumed: it has no config.yaml; give the "
+                f"run's folder, as in "
+                "`srpo-env train runs/mine --resume`."
+            )
+        found = checkpoints(folder)
+        last = found[-1] if found else None
+        kept = int(json.loads((last / _SEGMENTS).read_text(encoding="utf-8"))) if last else 0
+        later = [path for path in (folder / "events").glob("*.jsonl") if int(path.stem) > kept]
+        lines = read_metrics(folder)
+        update = int(last.name) if last else -1
+        aside = _unused(folder / "aside" / time.strftime("%Y%m%d-%H%M%S"))
+        aside.mkdir(parents=True)
+        write_whole(
+            aside / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines if line["update"] > update)
+        )
+        kept_lines = [
+            line for line in lines if line["update"] < update or (line["update"] == update and line["kind"] == "update")
+        ]
+        write_whole(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept_lines))
+        for path in later:
+            path.replace(aside / path.name)
+        return cls(folder, recipe, name), last
 
     def record(self, kind: str, update: int, **values: Any) -> None:
         """Adds a line to metrics.jsonl; a figure that is not finite becomes null."""
@@ -70,14 +111,21 @@ class Run:
         final, temporary = folder / f"{update:06d}", folder / f".writing-{update:06d}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        write(temporary)
-        for path in temporary.rglob("*"):
-            _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
+        segment = self.log.segment
+        self.log.rotate()
+        try:
+            write(temporary)
+            (temporary / _SEGMENTS).write_text(str(segment), encoding="utf-8")
+            for path in (temporary, *temporary.rglob("*")):
+                _sync(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _remove(final)
         temporary.replace(final)
         _sync(folder)
         for old in checkpoints(self.folder)[: -self.recipe.log.keep]:
-            shutil.rmtree(old)
+            _remove(old)
         return final
 
     def __enter__(self) -> Run:
@@ -105,6 +153,15 @@ def write_whole(path: Path, text: str) -> None:
     temporary.write_text(text, encoding="utf-8")
     _sync(temporary)
     temporary.replace(path)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint: it leaves its name first, so that no half of it is ever found there."""
+    if folder.exists():
+        gone = folder.with_name(f".removing-{folder.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        folder.replace(gone)
+        shutil.rmtree(gone)
 
 
 def _sync(path: Path) -> None:

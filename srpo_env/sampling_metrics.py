@@ -14,8 +14,8 @@ from srpo_env.spec import Choose
 def sampling_metrics(events: Sequence[Event], graph: Graph) -> dict[str, float]:
     """Returns counts and costs of sampling: tokens, tool calls, set sizes, routes.
 
-    `set_size_without_routers` leaves out the events of nodes that choose another node's members: the paper's 1.638 does not say
-    whether they are in.
+    `set_size_without_routers` leaves out the events of nodes that choose another node's members: the paper's 1.638 does
+    not say whether they are in.
     """
     members = [member for event in events for member in event.members]
     calls = [call for member in members for call in member.tool_calls]
@@ -29,7 +29,7 @@ def sampling_metrics(events: Sequence[Event], graph: Graph) -> dict[str, float]:
         "episodes": float(len(ended)),
         "events_per_episode": len(events) / len(ended) if ended else math.nan,
         "episodes_truncated": sum(event.truncated for event in ended) / len(ended) if ended else math.nan,
-        "policy_errors": float(sum(member.error is not None for member in members)),
+        "policy_errors": float(sum(event.truncated_by == "policy_error" for event in events)),
     }
     if routers:
         metrics["set_size_without_routers"] = sum(plain) / len(plain) if plain else math.nan

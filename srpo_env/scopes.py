@@ -66,7 +66,7 @@ def texts_of(workflow: Workflow, successors: Mapping[str, Collection[str]]) -> I
     before = dominators(successors, workflow.first)
     speaks = _nodes_of_agents(workflow)
     for name, agent in workflow.agents.items():
-        visited = [before.get(node, set()) for node in speaks.get(name, ())]
+        visited = [before[node] for node in speaks.get(name, ()) if node in before]
         always = set.intersection(*visited) if visited else set(workflow.nodes)
         for field in ("system", "prompt"):
             text = getattr(agent, field)
@@ -229,7 +229,8 @@ class Scopes:
         parser = self.workflow.agents[name].parse
         if parser.choices is None:
             return None
-        return (*parser.choices, *([parser.fallback] if isinstance(parser.fallback, str) else []))
+        fallback = [parser.fallback] if isinstance(parser.fallback, str) else []
+        return tuple(dict.fromkeys([*parser.choices, *fallback]))
 
 
 def _hint(name: str, known: Collection[str]) -> str:

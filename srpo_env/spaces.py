@@ -70,7 +70,7 @@ class Names(Space[str]):
 
 
 class Members(Space[tuple[dict[str, Any], ...]]):
-    """What the members of a set are asked: `({"agent": ..., "messages": ({"role": ..., "content": ...}, ...)}, ...)`."""
+    """What the members of a set are asked: `({"agent": ..., "messages": ({"role": ..., "content": ...},)}, ...)`."""
 
     def __init__(self, agents: Sequence[str], k_max: int, seed: int | np.random.Generator | None = None) -> None:
         self.agents, self.k_max = tuple(agents), k_max
@@ -130,7 +130,9 @@ class Outputs(Space[tuple[Any, ...]]):
     def contains(self, x: Any) -> bool:
         """Whether x is a tuple or list of one to K_max outputs."""
         return (
-            isinstance(x, tuple | list) and 1 <= len(x) <= self.k_max and all(isinstance(each, str | Output) for each in x)
+            isinstance(x, tuple | list)
+            and 1 <= len(x) <= self.k_max
+            and all(isinstance(each, str | Output) for each in x)
         )
 
     @property

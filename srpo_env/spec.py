@@ -205,7 +205,7 @@ class Choose(Part):
 
 
 class Acting(Part):
-    """The members that still act: all on arrival; where the node follows itself, those whose last output called a tool."""
+    """The members that still act: all on arrival; in a loop, those whose last output called a tool."""
 
     acting: Group
     """The set on arrival."""
@@ -360,7 +360,7 @@ def schema() -> dict[str, Any]:
 
 
 def _any_of(schema: Any) -> Any:
-    """OneOf → anyOf: alternatives that are told apart by their form overlap for a validator that does not know forms."""
+    """Every oneOf as anyOf: alternatives told apart by their form overlap for who does not know forms."""
     if isinstance(schema, list):
         return [_any_of(item) for item in schema]
     if isinstance(schema, dict):

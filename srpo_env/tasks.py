@@ -1,13 +1,14 @@
 """What is to be solved: tasks, task sets, and where they come from.
 
-A task set is a list of tasks and the reward that scores an answer to one. It comes from a registered name (entry point group
-`srpo_env.tasks`), a JSON Lines file, or Python.
+A task set is a list of tasks and the reward that scores an answer to one. It comes from a registered name (entry point
+group `srpo_env.tasks`), a JSON Lines file, or Python.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from srpo_env.errors import InvalidInput, InvalidTask, UnknownName, nearest
-from srpo_env.records import Event, Record
+from srpo_env.records import Event, Record, Text
 from srpo_env.registry import is_reference, load, load_reference, registered
 from srpo_env.rewards import Score, exact_match
 
@@ -35,11 +36,11 @@ class Task(Record):
         set: Name of the task set.
     """
 
-    id: str = Field(min_length=1)
-    problem: str = Field(min_length=1)
-    answers: tuple[str, ...]
+    id: Text = Field(min_length=1)
+    problem: Text = Field(min_length=1)
+    answers: tuple[Text, ...]
     meta: dict[str, Any] = {}
-    set: str = "tasks"
+    set: Text = "tasks"
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -67,8 +68,18 @@ class TaskSet:
         return len(self.tasks)
 
     def score(self, task: Task, answer: str | None, events: Sequence[Event]) -> Score:
-        """Scores the answer with the reward of the task's own set."""
-        return self.parts.get(task.set, self.reward)(task, answer, events)
+        """Scores the answer with the reward of the task's own set.
+
+        Raises:
+            InvalidInput: The reward gave something other than a Score.
+        """
+        score = self.parts.get(task.set, self.reward)(task, answer, events)
+        if not isinstance(score, Score):
+            raise InvalidInput(
+                f"task set {self.name!r}: the reward gave a {type(score).__name__} for task {task.id!r}; it returns an "
+                "srpo_env.Score."
+            )
+        return score
 
     def limited(self, limit: int | None) -> TaskSet:
         """Returns the set of the first `limit` tasks; all where it is None."""
@@ -87,8 +98,8 @@ def load_tasks(
     """Returns a task set.
 
     Args:
-        use: A registered name, a `.jsonl` file, `module:attr` of a function with the signature of a registered one, a TaskSet,
-            a list of Tasks, or a list of any of these, which are joined.
+        use: A registered name, a `.jsonl` file, `module:attr` of a function with the signature of a registered one, a
+            TaskSet, a list of Tasks, or a list of any of these, which are joined.
         split: `train`, `test` or another one that the set has; a file has one split, whatever it is called.
         limit: Keeps the first tasks.
         columns: For a file: its names for `id`, `problem`, `answer`, as {"question": "problem"}.
@@ -105,8 +116,8 @@ def load_tasks(
         found = use
     elif isinstance(use, str | Path):
         found = _named(str(use), split=split, columns=columns, settings=settings)
-    elif use and all(isinstance(item, Task) for item in use):
-        found = TaskSet("tasks", tuple(use))
+    elif not isinstance(use, list | tuple) or any(isinstance(item, Task) for item in use):
+        found = TaskSet("tasks", _only_tasks(use))
     else:
         found = join([load_tasks(item, split=split, columns=columns, **settings) for item in use])
     if not len(found):
@@ -116,19 +127,46 @@ def load_tasks(
     return found.limited(limit)
 
 
+def _only_tasks(use: Any) -> tuple[Task, ...]:
+    others = [item for item in use if not isinstance(item, Task)] if isinstance(use, list | tuple) else [use]
+    if others:
+        raise InvalidInput(
+            f"tasks: a {type(others[0]).__name__} where a name, a path, a TaskSet or a list of Tasks is expected; "
+            "a list holds either Tasks only, or the other three."
+        )
+    return tuple(use)
+
+
 def join(sets: Iterable[TaskSet]) -> TaskSet:
-    """Joins sets into one; each task keeps the reward of its own."""
+    """Joins sets into one; each task keeps the reward of its own, and its id where that stays unique.
+
+    An id that stands in several of the sets gets the set's name in front: `gsm8k/17`.
+
+    Raises:
+        InvalidInput: Two sets have the same name.
+    """
     sets = list(sets)
     parts: dict[str, Reward] = {}
+    tasks: list[Task] = []
     for each in sets:
-        parts.update(each.parts or {each.name: each.reward})
-    return TaskSet("+".join(each.name for each in sets), tuple(t for each in sets for t in each.tasks), parts=parts)
+        for name, reward in (each.parts or {each.name: each.reward}).items():
+            if name in parts:
+                raise InvalidInput(
+                    f"two of the task sets to be joined are called {name!r}; their tasks could not be told apart."
+                )
+            parts[name] = reward
+        tasks += [task if each.parts else task.model_copy(update={"set": each.name}) for task in each.tasks]
+    seen = Counter(task.id for task in tasks)
+    tasks = [task if seen[task.id] == 1 else task.model_copy(update={"id": f"{task.set}/{task.id}"}) for task in tasks]
+    return TaskSet("+".join(each.name for each in sets), tuple(tasks), parts=parts)
 
 
 def _named(name: str, *, split: str, columns: Mapping[str, str] | None, settings: dict[str, Any]) -> TaskSet:
     if name.endswith((".jsonl", ".json")):
         if settings:
-            raise InvalidInput(f"task file {name}: unknown setting {next(iter(settings))!r}; a file takes only `columns`.")
+            raise InvalidInput(
+                f"task file {name}: unknown setting {next(iter(settings))!r}; a file takes only `columns`."
+            )
         return read_jsonl(name, columns=columns)
     if not is_reference(name) and name not in registered("task set"):
         known = registered("task set")
@@ -141,7 +179,9 @@ def _named(name: str, *, split: str, columns: Mapping[str, str] | None, settings
     for key in settings:
         if key not in accepted:
             others = [each for each in accepted if each != "split"]
-            raise InvalidInput(f"task set {name!r}: unknown setting {key!r}; it has {', '.join(others)}.{nearest(key, others)}")
+            raise InvalidInput(
+                f"task set {name!r}: unknown setting {key!r}; it has {', '.join(others)}.{nearest(key, others)}"
+            )
     made = make(split=split, **settings)
     if not isinstance(made, TaskSet):
         raise InvalidInput(f"task set {name!r} gave {type(made).__name__}; the function must return a TaskSet.")
@@ -149,16 +189,19 @@ def _named(name: str, *, split: str, columns: Mapping[str, str] | None, settings
 
 
 def read_jsonl(path: str | Path, columns: Mapping[str, str] | None = None) -> TaskSet:
-    """Reads tasks from JSON Lines: `id, problem, answer` (text or number) or `answers` (a list); the rest becomes `meta`.
+    """Reads tasks from JSON Lines: `id, problem, answer` (text or number) or `answers` (a list); the rest is `meta`.
 
     Raises:
-        InvalidTask: The file can't be read or is empty, or a row is not JSON, has no answer or repeats an id; with its line.
+        InvalidTask: The file can't be read or is empty, or a row is not JSON, has no answer or repeats an id; with its
+            line.
     """
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InvalidTask(f"task file {path} can't be read: {error.strerror}; give the path of a .jsonl file.") from error
+        raise InvalidTask(
+            f"task file {path} can't be read: {error.strerror}; give the path of a .jsonl file."
+        ) from error
     tasks: list[Task] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), start=1):
@@ -166,7 +209,9 @@ def read_jsonl(path: str | Path, columns: Mapping[str, str] | None = None) -> Ta
             continue
         task = _task(path, number, line, columns or {})
         if task.id in lines:
-            raise InvalidTask(f"{path}:{number}: id {task.id!r} stands in line {lines[task.id]} too; ids are unique in a file.")
+            raise InvalidTask(
+                f"{path}:{number}: id {task.id!r} stands in line {lines[task.id]} too; ids are unique in a file."
+            )
         lines[task.id] = number
         tasks.append(task)
     if not tasks:
@@ -177,10 +222,12 @@ def read_jsonl(path: str | Path, columns: Mapping[str, str] | None = None) -> Ta
 def _task(path: Path, number: int, line: bytes, columns: Mapping[str, str]) -> Task:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidTask(f"{path}:{number}: not JSON ({error}); each line is one JSON object.") from error
     if not isinstance(row, dict):
-        raise InvalidTask(f"{path}:{number}: a {type(row).__name__}; each line is one JSON object with id, problem and answer.")
+        raise InvalidTask(
+            f"{path}:{number}: a {type(row).__name__}; each line is one JSON object with id, problem and answer."
+        )
     row = {columns.get(key, key): value for key, value in row.items()}
     if "answers" not in row and "answer" in row:
         row["answers"] = row.pop("answer")
@@ -191,7 +238,8 @@ def _task(path: Path, number: int, line: bytes, columns: Mapping[str, str]) -> T
                 f"{path}:{number}: no {shown}; a task needs id, problem and answer. Its keys are {', '.join(row)}; "
                 f"`columns: {{your_name: {shown}}}` renames one."
             )
-    known = {"id": str(row.pop("id", number)), "problem": row.pop("problem"), "answers": row.pop("answers")}
+    id_ = row.pop("id", None)
+    known = {"id": str(number if id_ is None else id_), "problem": row.pop("problem"), "answers": row.pop("answers")}
     try:
         return Task(**known, meta=row.pop("meta", {}) | row, set=path.stem)
     except (ValidationError, TypeError) as error:

@@ -2,8 +2,8 @@
 
 A template is Jinja with variables, `if`, `for` over short lists, and a few filters; an expression is what stands in
 its braces. Neither calls functions or methods, imports, or sees an attribute that is not data, so that a workflow file
-from a stranger can be loaded, and text from a model is never code. A line that holds nothing but a `{% tag %}` leaves no
-line.
+from a stranger can be loaded, and text from a model is never code. A line that holds nothing but a `{% tag %}` leaves
+no line.
 """
 
 from __future__ import annotations

@@ -1,33 +1,47 @@
 """How tool calls are found in an output and run.
 
-Two forms: `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>` (Qwen, Hermes), and the tool's own tag,
-`<search>...</search>`, for a tool with one argument. What is malformed goes back to the agent as a failed call.
+Two forms: `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>` (Qwen, Hermes), and the tool's own
+tag, `<search>...</search>`, for a tool with one argument. What is malformed goes back to the agent as a failed call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from srpo_env.errors import ToolError, nearest
-from srpo_env.parsers import after_thinking
+from srpo_env.errors import InvalidInput, ToolError, nearest
+from srpo_env.parsers import after_thinking, tagged
 from srpo_env.protocols import Tool
 from srpo_env.records import ToolCall
+from srpo_env.spec import Workflow
 
 Tools = Mapping[str, Tool]
 
 MOST_CALLS = 8
-_CALL = re.compile(r"<(\w+)>(.*?)</\1>", re.DOTALL)
+
+
+def require_tools(workflow: Workflow, tools: Tools) -> None:
+    """Makes sure that every tool an agent may call is there.
+
+    Raises:
+        InvalidInput: One is missing; it and the agent are named.
+    """
+    for agent, spec in workflow.agents.items():
+        for name in spec.tools:
+            if name not in tools:
+                raise InvalidInput(
+                    f"agent {agent!r} of workflow {workflow.name!r} may call tool {name!r}, which is not among the "
+                    f"tools given ({', '.join(tools) or 'none'}).{nearest(name, tools)} Give it under `tools`."
+                )
 
 
 async def run_calls(text: str, tools: Tools) -> tuple[ToolCall, ...]:
     """Runs the calls that a text makes, side by side, and returns them in the text's order."""
-    found = [match.groups() for match in _CALL.finditer(after_thinking(text))]
-    calls = [(tag, body) for tag, body in found if tag == "tool_call" or tag in tools]
+    text = after_thinking(text)
+    calls = [(tag, text[start:end]) for tag, start, end in tagged(text, ["tool_call", *tools])]
     made = await asyncio.gather(*(_run(tag, body, tools) for tag, body in calls[:MOST_CALLS]))
     refused = [
         ToolCall(tool=tag, arguments={}, result=f"not run: at most {MOST_CALLS} calls in one output", ok=False)
@@ -37,13 +51,18 @@ async def run_calls(text: str, tools: Tools) -> tuple[ToolCall, ...]:
 
 
 async def _run(tag: str, body: str, tools: Tools) -> ToolCall:
+    """Runs one call; whatever goes wrong becomes a failed call, which the agent reads."""
     started = time.perf_counter()
     name, arguments = tag, {}
     try:
         name, arguments = _read(tag, body, tools)
         result, ok = await tools[name](**arguments), True
+        if not isinstance(result, str):
+            raise TypeError(f"the result is a {type(result).__name__}; a tool returns text")
     except ToolError as error:
         result, ok = str(error), False
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything on what a model gives it
+        result, ok = f"{name} failed: {type(error).__name__}: {error}", False
     return ToolCall(tool=name, arguments=arguments, result=result, ok=ok, seconds=time.perf_counter() - started)
 
 
@@ -56,12 +75,12 @@ def _read(tag: str, body: str, tools: Tools) -> tuple[str, dict[str, Any]]:
     try:
         call = json.loads(body)
         name, arguments = call["name"], call.get("arguments", {})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ToolError(
             f'tool call is not {{"name": ..., "arguments": {{...}}}}: {type(error).__name__}: {error}'
         ) from error
-    if name not in tools:
+    if not isinstance(name, str) or name not in tools:
         raise ToolError(f"no tool {name!r}; yours are {', '.join(tools)}.{nearest(str(name), tools)}")
     if not isinstance(arguments, dict):
         raise ToolError(f"arguments of {name!r} are a {type(arguments).__name__}; give an object.")
-    return str(name), arguments
+    return name, arguments

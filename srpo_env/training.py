@@ -24,8 +24,8 @@ Say = Callable[[str], None]
 class TrainResult(BaseModel):
     """What a training run came to.
 
-    `accuracy_before` and `accuracy_after` are of the baseline workflow where the recipe names one (one sampled output), else the
-    team's; the team's stand beside them.
+    `accuracy_before` and `accuracy_after` are of the baseline workflow where the recipe names one (one sampled output),
+    else the team's; the team's stand beside them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,13 +49,18 @@ class TrainResult(BaseModel):
 
 
 def train(
-    target: str | Path | Recipe = "arithmetic_tiny", overrides: Iterable[str] = (), *, say: Say | None = None
+    target: str | Path | Recipe = "arithmetic_tiny",
+    overrides: Iterable[str] = (),
+    *,
+    resume: bool = False,
+    say: Say | None = None,
 ) -> TrainResult:
     """Runs a recipe: the same as the command `srpo-env train`.
 
     Args:
-        target: A recipe that ships, a file, or a Recipe.
+        target: A recipe that ships, a file, a run folder, or a Recipe.
         overrides: `key=value` texts with dotted keys.
+        resume: Goes on from the last checkpoint of the recipe's run folder.
         say: Gets each line of text that a person would want to read.
 
     Raises:
@@ -65,26 +70,44 @@ def train(
     started = time.perf_counter()
     say = say or (lambda line: None)
     job = Job.prepare(target, overrides)
-    recipe = job.recipe
-    use_threads(recipe.threads)
+    use_threads(job.recipe.threads)
     trainer = job.trainer()
-    with Run.create(recipe, job.name) as run:
-        say(_plan_line(job, run))
-        before = _evaluate(job, run, 0, say)
-        for update in range(1, recipe.updates + 1):
-            line = _update(job, run, trainer, update)
-            if update in (1, recipe.updates) or update % max(1, recipe.updates // 40) == 0:
-                say(f"update {update}/{recipe.updates}  {line}  {time.perf_counter() - started:.0f} s")
-            if _due(recipe.log.checkpoint_every_updates, update, recipe.updates):
-                run.checkpoint(update, trainer.save)
-            if _due(recipe.eval.every_updates, update, recipe.updates):
-                _evaluate(job, run, update, say)
-        checkpoint = run.checkpoint(recipe.updates, trainer.save)
-        after = _evaluate(job, run, recipe.updates, say)
-        result = _result(job, run, before, after, checkpoint, time.perf_counter() - started)
-        run.record("result", recipe.updates, **result.model_dump())
-    write_report(run.folder)
+    run, checkpoint = Run.resume(job.recipe, job.name) if resume else (Run.create(job.recipe, job.name), None)
+    try:
+        with run:
+            result = _run(job, run, trainer, checkpoint, say, started)
+        write_report(run.folder)
+    except BaseException as error:
+        error.add_note(
+            f"The run lies in {run.folder}; `srpo-env train {run.folder} --resume` goes on from its last checkpoint."
+        )
+        raise
     _sum_up(result, job, say)
+    return result
+
+
+def _run(job: Job, run: Run, trainer: Trainer, checkpoint: Path | None, say: Say, started: float) -> TrainResult:
+    recipe, first = job.recipe, 1
+    say(_plan_line(job, run))
+    if checkpoint is None:
+        before = _evaluate(job, run, 0, say)
+    else:
+        trainer.load(checkpoint)
+        first = int(checkpoint.name) + 1
+        before = _trial(job, run, 0)
+        say(f"resumed after update {first - 1}, from {checkpoint}")
+    for update in range(first, recipe.updates + 1):
+        line = _update(job, run, trainer, update)
+        if update in (first, recipe.updates) or update % max(1, recipe.updates // 40) == 0:
+            say(f"update {update}/{recipe.updates}  {line}  {time.perf_counter() - started:.0f} s")
+        if _due(recipe.log.checkpoint_every_updates, update, recipe.updates):
+            run.checkpoint(update, trainer.save)
+        if _due(recipe.eval.every_updates, update, recipe.updates):
+            _evaluate(job, run, update, say)
+    checkpoint = run.checkpoint(recipe.updates, trainer.save)
+    after = _evaluate(job, run, recipe.updates, say)
+    result = _result(job, run, before, after, checkpoint, time.perf_counter() - started)
+    run.record("result", recipe.updates, **result.model_dump())
     return result
 
 
@@ -93,7 +116,7 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
     start = time.perf_counter()
     from srpo_env.batch import EventBatch
 
-    events = job.sample(run, update)
+    events = [event for episode in job.sample(run, update) for event in episode]
     sampled = time.perf_counter()
     metrics = trainer.update(EventBatch.from_events(events))
     learned = time.perf_counter()
@@ -129,15 +152,25 @@ class Trial:
 
 
 def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
-    team_episodes, baseline_episodes = job.try_held_out(run, update=update, samples=job.recipe.eval.samples)
-    team = result_of(team_episodes)
-    baseline = None if baseline_episodes is None else result_of(baseline_episodes)
-    for name, found in (("team", team), ("baseline", baseline)):
+    job.try_held_out(run, update=update, samples=job.recipe.eval.samples)
+    trial = _trial(job, run, update)
+    for name, found in (("team", trial.team), ("baseline", trial.baseline)):
         if found is not None:
             run.record("eval", update, workflow=name, **found.model_dump())
-    parts = [f"team {team}"] if baseline is None else [f"one output {baseline}", f"team {team}"]
-    say(f"held out ({team.tasks} tasks) after {update} updates: {', '.join(parts)}")
-    return Trial(team, baseline, scores_by_task(baseline_episodes or team_episodes))
+    team = f"team {trial.team}"
+    shown = team if trial.baseline is None else f"one output {trial.baseline}, {team}"
+    say(f"held out ({trial.team.tasks} tasks) after {update} updates: {shown}")
+    return trial
+
+
+def _trial(job: Job, run: Run, update: int) -> Trial:
+    """The evaluation after an update, from the log."""
+    team, baseline = run.log.episodes(f"eval-{update}"), run.log.episodes(f"baseline-{update}")
+    return Trial(
+        team=result_of(team),
+        baseline=None if job.baseline is None else result_of(baseline),
+        scores=scores_by_task(team if job.baseline is None else baseline),
+    )
 
 
 def _result(job: Job, run: Run, before: Trial, after: Trial, checkpoint: Path, seconds: float) -> TrainResult:
@@ -166,7 +199,8 @@ def _plan_line(job: Job, run: Run) -> str:
     recipe, graph = job.recipe, job.graph
     return (
         f"{job.name}: {graph.workflow.name} (K <= {graph.k_max}), {len(job.tasks)} tasks, {recipe.updates} updates of "
-        f"{recipe.rollout.tasks_per_batch} tasks x {recipe.rollout.group_size} episodes, seed {recipe.seed}; run {run.folder}"
+        f"{recipe.rollout.tasks_per_batch} tasks x {recipe.rollout.group_size} episodes, seed {recipe.seed}; run "
+        f"{run.folder}"
     )
 
 
@@ -191,6 +225,48 @@ def _sum_up(result: TrainResult, job: Job, say: Say) -> None:
     say(f"report:      {result.report}")
     say(f"checkpoint:  {result.checkpoint}")
     say(f"next:        srpo-env rollout {result.run} --show 3")
+
+
+class SampleResult(BaseModel):
+    """What a rollout came to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    episodes: int
+    events: int
+    reward_mean: float | None
+    unscored: int
+
+
+def sample(
+    target: str | Path | Recipe, overrides: Iterable[str] = (), *, episodes: int | None = None, say: Say | None = None
+) -> SampleResult:
+    """Runs episodes of a recipe's team, or of a bare workflow with the tiny policy, and logs them; nothing is trained.
+
+    Args:
+        target: A recipe, a workflow, a file, or a run folder, whose last checkpoint is sampled.
+        overrides: `key=value` texts with dotted keys.
+        episodes: How many; None: one batch of the recipe.
+        say: Gets each line of text that a person would want to read.
+
+    Raises:
+        InvalidInput: The recipe, or something it names, breaks a rule; nothing was written.
+    """
+    say = say or (lambda line: None)
+    job = Job.prepare(target, overrides, name_suffix="-rollout", last_checkpoint=True, bare_workflows=True)
+    use_threads(job.recipe.threads)
+    with Run.create(job.recipe, job.name) as run:
+        say(f"{job.name}: {job.graph.workflow.name} (K <= {job.graph.k_max}); run {run.folder}")
+        done = job.sample(run, 1, episodes=episodes)
+    found = result_of(done)
+    return SampleResult(
+        run=str(run.folder),
+        episodes=len(done),
+        events=sum(map(len, done)),
+        reward_mean=found.accuracy,
+        unscored=found.unscored,
+    )
 
 
 def _due(every: int | None, update: int, last: int) -> bool:

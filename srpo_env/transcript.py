@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from srpo_env.records import Event, Member
 
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
 
 def as_text(events: Iterable[Event]) -> str:
-    """Returns the events of an episode as plain text: what each member was asked, said and called, and where the walk went."""
+    """Returns an episode as plain text: what each member was asked, said and called, and where the walk went."""
     return "\n".join(line for event in events for line in _lines(event))
 
 
@@ -47,4 +50,5 @@ def _member_lines(member: Member) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """The text without what would steer a terminal: it comes from a model."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -119,7 +119,15 @@ def write_metrics(folder: Path, lines: list[dict[str, Any]]) -> None:
 
 def evaluation(update: int, workflow: str, accuracy: float | None, **more: Any) -> dict[str, Any]:
     interval = None if accuracy is None else [accuracy - 0.03, accuracy + 0.03]
-    return {"kind": "eval", "update": update, "workflow": workflow, "accuracy": accuracy, "interval": interval, "tasks": 1024, **more}
+    return {
+        "kind": "eval",
+        "update": update,
+        "workflow": workflow,
+        "accuracy": accuracy,
+        "interval": interval,
+        "tasks": 1024,
+        **more,
+    }
 
 
 def metrics_of(update: int, total: int, draw: random.Random) -> dict[str, float]:
@@ -156,7 +164,9 @@ def trained_run(folder: Path, *, updates: int = 80, finished: bool = True, texts
     lines += [{"kind": "update", "update": n, "metrics": metrics_of(n, 80, draw)} for n in range(1, updates + 1)]
     if finished:
         lines += [evaluation(updates, "team", 0.88), evaluation(updates, "baseline", 0.81)]
-        lines.append({"kind": "result", "update": updates, "seconds": 171.2, "gain": 0.45, "gain_interval": [0.421, 0.479]})
+        lines.append(
+            {"kind": "result", "update": updates, "seconds": 171.2, "gain": 0.45, "gain_interval": [0.421, 0.479]}
+        )
     write_metrics(folder, lines)
     with EventLog.writing(folder) as log:
         log_batch(log, "eval-0", ["46"] * 4)

@@ -81,7 +81,14 @@ def test_rows_that_wait_or_are_sent_back_are_sampled_right(
     [
         ("LlamaConfig", {}),
         ("MistralConfig", {"sliding_window": 9}),
-        ("Qwen3Config", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}),
+        (
+            "Qwen3Config",
+            {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 9,
+                "use_sliding_window": True,
+            },
+        ),
         ("Gemma3TextConfig", {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
         ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 160}),
     ],

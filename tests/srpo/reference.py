@@ -35,9 +35,7 @@ def loss_and_gradient(
     """
     rows, width = mask.shape
     sampled = {
-        i: [t for t in range(width) if mask[i, t] != 0]
-        for i in range(rows)
-        if not math.isnan(advantage_of_row[i])
+        i: [t for t in range(width) if mask[i, t] != 0] for i in range(rows) if not math.isnan(advantage_of_row[i])
     }
     sampled = {i: tokens for i, tokens in sampled.items() if tokens}
 

@@ -31,9 +31,7 @@ from srpo_env.trainers.srpo.objective import (
 )
 from srpo_env.trainers.srpo.weights import Counts, count, token_weights
 
-_spec = importlib.util.spec_from_file_location(
-    "reference", Path(__file__).with_name("reference.py")
-)
+_spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
 assert _spec is not None
 assert _spec.loader is not None
 reference = importlib.util.module_from_spec(_spec)
@@ -72,9 +70,7 @@ class Batch:
         )
 
 
-def make_batch(
-    shape: Sequence[Sequence[Sequence[int]]], seed: int, *, spread: float, by_episode: bool
-) -> Batch:
+def make_batch(shape: Sequence[Sequence[Sequence[int]]], seed: int, *, spread: float, by_episode: bool) -> Batch:
     """Episodes of events of members, given as their numbers of sampled tokens."""
     rng = np.random.default_rng(seed)
     events = [members for episode in shape for members in episode]
@@ -177,9 +173,7 @@ def loss_and_gradient(batch: Batch, chosen: Settings, **more: Any) -> tuple[SRPO
     return out._replace(loss=out.loss.detach()), gradient
 
 
-def assert_same(
-    a: tuple[SRPOLoss, Tensor], b: tuple[SRPOLoss, Tensor], tolerance: float = 1e-10
-) -> None:
+def assert_same(a: tuple[SRPOLoss, Tensor], b: tuple[SRPOLoss, Tensor], tolerance: float = 1e-10) -> None:
     """The same loss and gradient, relative to the largest term and the largest entry."""
     largest = float((a[0].ratio * a[0].advantage).abs().sum()) + 1e-30
     assert abs(float(a[0].loss - b[0].loss)) <= tolerance * largest
@@ -244,9 +238,7 @@ def test_a_set_of_two_gives_the_loss_and_gradient_worked_out_by_hand() -> None:
     assert out.ratio.tolist() == pytest.approx([1.32689671])
     assert out.clipped.tolist() == [False]
     assert float(out.loss) == pytest.approx(-2.65379341)
-    assert gradient.flatten().tolist() == pytest.approx(
-        [-0.93825766, -0.93825766, -1.87651532, 0.0]
-    )
+    assert gradient.flatten().tolist() == pytest.approx([-0.93825766, -0.93825766, -1.87651532, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -260,14 +252,10 @@ def test_a_set_of_two_gives_the_loss_and_gradient_worked_out_by_hand() -> None:
         ("mean", "sum", 0.3),
     ],
 )
-def test_each_norm_gives_the_log_ratio_worked_out_by_hand(
-    set_norm: str, length_norm: str, log_ratio: float
-) -> None:
+def test_each_norm_gives_the_log_ratio_worked_out_by_hand(set_norm: str, length_norm: str, log_ratio: float) -> None:
     new = torch.tensor([[0.1, 0.3], [0.2, NAN], [0.4, NAN], [0.2, NAN]], dtype=torch.float64)
     mask = torch.tensor([[1, 1], [1, 0], [1, 0], [1, 0]])
-    batch = Batch(
-        new, new * 0, mask, torch.zeros(4, dtype=torch.long), torch.ones(1), torch.zeros(1)
-    )
+    batch = Batch(new, new * 0, mask, torch.zeros(4, dtype=torch.long), torch.ones(1), torch.zeros(1))
     out = loss_of(batch, {**CLIP, "set_norm": set_norm, "length_norm": length_norm})
     assert float(out.log_ratio) == pytest.approx(log_ratio)
 
@@ -283,18 +271,14 @@ def test_each_norm_gives_the_log_ratio_worked_out_by_hand(
     ],
 )
 @pytest.mark.parametrize("level", ["set", "member", "token"])
-def test_each_reduction_at_ratio_one_gives_the_loss_worked_out_by_hand(
-    level: str, reduction: str, loss: float
-) -> None:
+def test_each_reduction_at_ratio_one_gives_the_loss_worked_out_by_hand(level: str, reduction: str, loss: float) -> None:
     out = loss_of(HAND, {**CLIP, "ratio_level": level, "reduction": reduction}, constant_length=10)
     assert float(out.loss) == pytest.approx(loss)
 
 
 def test_token_weights_are_those_worked_out_by_hand() -> None:
     # episode: 1 / (N E_ep K n) = 1/8 each of 2, then 1/8, 1/24 each of 3, then 1/6 each of 3.
-    weight = token_weights(
-        HAND.mask, HAND.event, HAND.advantage, reduction="episode", episode=HAND.episode
-    )
+    weight = token_weights(HAND.mask, HAND.event, HAND.advantage, reduction="episode", episode=HAND.episode)
     assert weight.flatten().tolist() == pytest.approx(
         [1 / 8, 1 / 8, 0, 1 / 8, 0, 0, 1 / 24, 1 / 24, 1 / 24, 1 / 6, 1 / 6, 1 / 6]
     )
@@ -415,9 +399,7 @@ def test_only_the_loss_carries_a_gradient() -> None:
     ("level", "set_norm", "length_norm", "reduction"),
     list(itertools.product(LEVELS, SET_NORMS, LENGTH_NORMS, REDUCTIONS)),
 )
-def test_every_combination_equals_the_reference(
-    level: str, set_norm: str, length_norm: str, reduction: str
-) -> None:
+def test_every_combination_equals_the_reference(level: str, set_norm: str, length_norm: str, reduction: str) -> None:
     shape = [[[3, 1, 2], [1], [0, 2]], [[2, 2]], [[0], [4, 1, 3, 2]], [[1], [1, 1]]]
     chosen = {
         "ratio_level": level,
@@ -491,9 +473,7 @@ def test_the_srpo_loss_is_the_mean_over_events_of_one_clipped_surrogate(
     batch, chosen = case
     out = loss_of(batch, chosen)
     bounded = out.ratio.clamp(1 - chosen["clip_low"], 1 + chosen["clip_high"])
-    smaller = torch.minimum(
-        out.ratio * out.advantage, bounded.nan_to_num(posinf=9e9) * out.advantage
-    )
+    smaller = torch.minimum(out.ratio * out.advantage, bounded.nan_to_num(posinf=9e9) * out.advantage)
     mean = float(smaller.sum()) / max(int(out.counts.events), 1)
     assert float(out.loss) == pytest.approx(-mean, rel=1e-9, abs=1e-9)
 
@@ -511,9 +491,7 @@ def test_the_order_of_members_changes_nothing(case: tuple[Batch, Settings], seed
 
 
 @given(cases(), _seeds)
-def test_the_order_of_events_and_episodes_changes_nothing(
-    case: tuple[Batch, Settings], seed: int
-) -> None:
+def test_the_order_of_events_and_episodes_changes_nothing(case: tuple[Batch, Settings], seed: int) -> None:
     batch, chosen = case
     events = shuffled(len(batch.advantage), seed)
     episodes = shuffled(int(batch.episode.max()) + 1, seed + 1)
@@ -528,9 +506,7 @@ def test_the_order_of_events_and_episodes_changes_nothing(
 
 
 @given(cases(), st.integers(0, 3), st.integers(0, 3), st.sampled_from([NAN, 0.0, 1e30, -math.inf]))
-def test_padding_changes_nothing(
-    case: tuple[Batch, Settings], left: int, right: int, filling: float
-) -> None:
+def test_padding_changes_nothing(case: tuple[Batch, Settings], left: int, right: int, filling: float) -> None:
     batch, chosen = case
 
     def pad(values: Tensor, filling: float) -> Tensor:
@@ -572,9 +548,7 @@ def test_parts_with_global_counts_add_up_to_the_whole(
 
 
 @given(cases(), st.lists(st.integers(0, 2), min_size=MOST_EPISODES, max_size=MOST_EPISODES))
-def test_counts_of_parts_add_up_field_by_field(
-    case: tuple[Batch, Settings], part_of_episode: list[int]
-) -> None:
+def test_counts_of_parts_add_up_field_by_field(case: tuple[Batch, Settings], part_of_episode: list[int]) -> None:
     batch, _ = case
     part_of_row = torch.tensor(part_of_episode)[batch.episode[batch.event]]
     parts = []
@@ -652,9 +626,7 @@ def test_zero_advantages_give_a_zero_loss_and_gradient(case: tuple[Batch, Settin
 def test_events_with_advantage_zero_count(case: tuple[Batch, Settings]) -> None:
     batch, _ = case
     with_zeros = batch.advantage.where(batch.advantage.isnan(), 0.0)
-    assert count(batch.mask, batch.event, with_zeros) == count(
-        batch.mask, batch.event, batch.advantage
-    )
+    assert count(batch.mask, batch.event, with_zeros) == count(batch.mask, batch.event, batch.advantage)
 
 
 @given(cases(ratio_level="set", set_norm="sqrt", length_norm="mean", reduction="event"))
@@ -718,9 +690,7 @@ def test_bfloat16_log_probs_are_cast_up(case: tuple[Batch, Settings]) -> None:
     assert_same((out, gradient.float()), (other, expected.bfloat16().float()), tolerance=1e-6)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64]
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64])
 def test_the_mask_may_be_of_any_dtype_and_non_zero_means_sampled(dtype: torch.dtype) -> None:
     batch = make_batch([[[2, 1], [3]]], 5, spread=0.3, by_episode=False)
     other = replace(batch, mask=(3 * batch.mask).to(dtype))
@@ -772,9 +742,7 @@ def test_the_leaf_gradient_in_micro_batches_equals_the_one_graph_gradient() -> N
     batch = replace(batch, advantage=torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64))
     torch.manual_seed(0)
     features = torch.randn(*batch.new.shape, 5, dtype=torch.float64)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)
-    ).double()
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)).double()
 
     def logprobs(rows: slice) -> Tensor:
         return torch.nn.functional.logsigmoid(model(features[rows])).squeeze(-1)
@@ -820,9 +788,7 @@ def test_a_long_sum_in_float32_keeps_its_precision() -> None:
 
 
 @given(cases(), st.sampled_from(["k2", "k3"]))
-def test_the_kl_penalty_is_the_weighted_sum_over_counted_tokens(
-    case: tuple[Batch, Settings], kind: str
-) -> None:
+def test_the_kl_penalty_is_the_weighted_sum_over_counted_tokens(case: tuple[Batch, Settings], kind: str) -> None:
     batch, chosen = case
     weight = token_weights(
         batch.mask,
@@ -858,7 +824,7 @@ def test_kl_of_a_token_that_the_policy_all_but_gave_up_stays_finite_and_without_
     new = torch.tensor([[-120.0, -math.inf]]).requires_grad_()
     for kind in ("k2", "k3"):
         weight = torch.ones(1, 2)
-        penalty = kl_penalty(new, torch.zeros(1, 2), weight, kind)  # type: ignore[arg-type]
+        penalty = kl_penalty(new, torch.zeros(1, 2), weight, kind)
         (gradient,) = torch.autograd.grad(penalty, new)
         assert penalty.isfinite()
         assert not gradient.any()
@@ -878,9 +844,7 @@ def test_kl_in_bfloat16_is_cast_up() -> None:
 
 def test_entropy_passes_a_gradient_to_sampled_tokens_only() -> None:
     logprobs = torch.tensor([[-0.5, NAN]]).requires_grad_()
-    (gradient,) = torch.autograd.grad(
-        entropy_estimate(logprobs, torch.tensor([[1, 0]])).sum(), logprobs
-    )
+    (gradient,) = torch.autograd.grad(entropy_estimate(logprobs, torch.tensor([[1, 0]])).sum(), logprobs)
     assert gradient.tolist() == [[-1.0, 0.0]]
 
 
@@ -980,9 +944,7 @@ def test_token_means_do_not_depend_on_how_rows_fall_into_micro_batches() -> None
         whole = srpo_loss(zeros, zeros, mask, event, advantage, **chosen)
         assert float(whole.loss) == pytest.approx(1.6)
         parts = [
-            srpo_loss(
-                zeros[i], zeros[i], mask[i], event[i], advantage, **chosen, counts=whole.counts
-            )
+            srpo_loss(zeros[i], zeros[i], mask[i], event[i], advantage, **chosen, counts=whole.counts)
             for i in (slice(0, 1), slice(1, 2))
         ]
         assert float(parts[0].loss + parts[1].loss) == pytest.approx(1.6)
@@ -1088,9 +1050,7 @@ def test_a_huge_log_ratio_gives_a_finite_loss_and_no_gradient(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("log_ratio", [120.0, -120.0, math.inf, -math.inf])
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
-def test_no_log_ratio_overflows_at_any_level(
-    level: str, log_ratio: float, advantage: float
-) -> None:
+def test_no_log_ratio_overflows_at_any_level(level: str, log_ratio: float, advantage: float) -> None:
     """OpenRLHF/OpenRLHF#1293: also where nothing is clipped and at the ends of the number line."""
     out, gradient = one_token(
         [log_ratio, 0.0],

@@ -6,6 +6,7 @@ NumPy: the arrays hold one number per event or member. Cells and episodes are lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -18,7 +19,7 @@ from srpo_env.errors import InvalidInput
 
 Estimator = Literal["group", "group_no_std", "loo", "decision", "agent", "agent_turn"]
 Keys: TypeAlias = Sequence[Hashable] | NDArray[Any] | Tensor
-Returns = TypeVar("Returns", Tensor, NDArray[Any], Sequence[float | None])
+Returns = TypeVar("Returns", Tensor, NDArray[Any], Sequence[float])
 _Floats: TypeAlias = NDArray[np.float64]
 _Indices: TypeAlias = NDArray[np.intp]
 
@@ -78,8 +79,8 @@ def advantages(
     or whose max - min is at most 1e-6 max(1, |max|), gives 0 to its scored rows.
 
     Args:
-        returns: [rows] R of each row's episode; NaN (in a sequence also None) = unscored, which
-            stays NaN and enters no statistic.
+        returns: [rows] R of each row's episode; NaN (a None in a list is read as one) = unscored,
+            which stays NaN and enters no statistic.
         group: [rows] key of the row's task in this batch. Keys are tensors, arrays or sequences of
             anything hashable; those that the estimator does not use are ignored.
         episode: [rows] key, unique inside a group; None: each row is an episode of its own.
@@ -99,12 +100,12 @@ def advantages(
 
     Example: the second episode has two events, and counts once; the third has no score.
 
-        >>> advantages([1.0, 0.0, 0.0, None], ["t"] * 4, episode=["a", "b", "b", "c"])
+        >>> advantages([1.0, 0.0, 0.0, math.nan], ["t"] * 4, episode=["a", "b", "b", "c"])
         [1.0, -1.0, -1.0, nan]
     """
     if lone not in ("zero", "raw"):
         raise InvalidInput(f"lone: {lone!r} is not one of zero, raw. Choose one.")
-    if ddof not in (0, 1) or not 0 <= eps < np.inf:
+    if ddof not in (0, 1) or not 0 <= eps < math.inf:
         raise InvalidInput(
             f"ddof, eps: {ddof} and {eps}; ddof is 0 (divide by n) or 1 (by n - 1), eps a number "
             "from 0. Use 0 and 0 unless you reproduce a peer."
@@ -129,7 +130,7 @@ def advantages(
 
 
 def count_groups(
-    returns: Tensor | NDArray[Any] | Sequence[float | None],
+    returns: Tensor | NDArray[Any] | Sequence[float],
     group: Keys,
     method: Estimator = "group",
     *,
@@ -216,12 +217,10 @@ def _numbered(rows: int, method: str, keys: dict[str, Keys | None]) -> _Indices:
             )
         columns.append(column)
     numbers: dict[tuple[Hashable, ...], int] = {}
-    return np.fromiter(
-        (numbers.setdefault(key, len(numbers)) for key in zip(*columns, strict=True)), np.intp, rows
-    )
+    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in zip(*columns, strict=True)), np.intp, rows)
 
 
-def _values(returns: Tensor | NDArray[Any] | Sequence[float | None]) -> _Floats:
+def _values(returns: Tensor | NDArray[Any] | Sequence[float]) -> _Floats:
     if isinstance(returns, Tensor):
         returns = returns.detach().to("cpu", torch.float64).numpy()
     R = np.array(returns, dtype=np.float64)

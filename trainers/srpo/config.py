@@ -99,7 +99,8 @@ class SRPOConfig(BaseModel):
     preset: Preset = "srpo"
     """Sets the keys that are not given."""
     clip: tuple[float, float]
-    """Distances of the clip's bounds from 1, below and above; one number: both. They belong to `length_norm`: per-token ranges
+    """Distances of the clip's bounds from 1, below and above; one number: both. They belong to `length_norm`:
+    per-token ranges
     such as 0.2 never bind on means of long outputs."""
     ratio_level: RatioLevel = "set"
     """What carries one ratio and one clip: set, member, token or trajectory."""
@@ -112,7 +113,8 @@ class SRPOConfig(BaseModel):
     constant_length: float | None = Field(None, gt=0)
     """L in tokens, for reduction `constant`."""
     estimator: str = "group"
-    """What a return is compared with: group, group_no_std, loo, decision, agent, agent_turn, or `module:attr` of an own one."""
+    """What a return is compared with: group, group_no_std, loo, decision, agent, agent_turn, or `module:attr` of an
+    own one."""
     ddof: Literal[0, 1] = 0
     """0 divides the variance by n, 1 by n - 1."""
     eps: float = Field(0.0, ge=0)
@@ -150,11 +152,13 @@ class SRPOConfig(BaseModel):
         known = get_args(Estimator)
         if ":" not in self.estimator and self.estimator not in known:
             raise ValueError(
-                f"estimator {self.estimator!r}; known are {', '.join(known)}, or module:attr.{nearest(self.estimator, known)}"
+                f"estimator {self.estimator!r}; known are {', '.join(known)}, or "
+                f"module:attr.{nearest(self.estimator, known)}"
             )
         if self.ratio_level in ("set", "trajectory") and self.estimator in ("agent", "agent_turn"):
             raise ValueError(
-                f"estimator {self.estimator!r} gives one advantage per member, and ratio_level {self.ratio_level!r} needs one "
+                f"estimator {self.estimator!r} gives one advantage per member, and ratio_level {self.ratio_level!r} "
+                f"needs one "
                 "per event; use 'group' or 'decision', or ratio_level 'member' or 'token'"
             )
         return self
@@ -179,7 +183,8 @@ def _line(error: Any) -> str:
         return f"learner: unknown key {key!r}; known are {', '.join(known)}.{nearest(key, known)}"
     if error["type"] == "missing" and key == "clip":
         return (
-            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give [low, high], such as "
+            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give [low, "
+            "high], such as "
             "[3.0e-4, 4.0e-4] for means of long outputs, or 0.2 for sums of a few tokens."
         )
     return f"learner: {key}: {error['msg'].removeprefix('Value error, ')}."

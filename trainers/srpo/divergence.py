@@ -12,9 +12,7 @@ from srpo_env.trainers.srpo.rows import MAX_LOG_RATIO, masked_difference, one_of
 KLKind = Literal["k1", "k2", "k3"]
 
 
-def kl_per_token(
-    new_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KLKind = "k3"
-) -> Tensor:
+def kl_per_token(new_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KLKind = "k3") -> Tensor:
     """Estimate of KL(π_new || π_ref) at each sampled token, 0 elsewhere.
 
         d = log π_ref - log π_new,  at most 20, no gradient beyond

@@ -4,7 +4,8 @@
     2. g = d loss(leaf) / d leaf
     3. rows again, in micro-batches of any cut, with gradient: logprobs(rows).backward(g[rows])
 
-which is the gradient of the one-graph loss at the memory of one micro-batch, for any objective that is a function of log-probs.
+which is the gradient of the one-graph loss at the memory of one micro-batch, for any objective that is a function of
+log-probs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class SRPOLearner:
         self.config = config
         self.policies = dict(policies) if isinstance(policies, Mapping) else {"main": policies}
         if not self.policies:
-            raise InvalidInput("policies is empty; the learner needs at least one to train: give a recipe's policy a `train` block.")
+            raise InvalidInput(
+                "policies is empty; the learner needs at least one to train: give a recipe's policy a `train` block."
+            )
         given = training or PolicyTraining()
         self.training = dict(given) if isinstance(given, Mapping) else dict.fromkeys(self.policies, given)
         self.total_updates = total_updates
@@ -143,7 +146,11 @@ class SRPOLearner:
     def _step(self, batch: EventBatch, events: Tensor, advantage: Tensor, *, on_policy: bool) -> Step:
         part = batch.select(events)
         rows = _rows_of(batch, events)
-        advantage = advantage[rows] if len(advantage) == batch.num_members and _per_member(batch, advantage) else advantage[events]
+        advantage = (
+            advantage[rows]
+            if len(advantage) == batch.num_members and _per_member(batch, advantage)
+            else advantage[events]
+        )
         started = time.perf_counter()
         assert part.old_logprobs is not None
         new = part.old_logprobs if on_policy else self._fresh(part)[0]
@@ -156,13 +163,13 @@ class SRPOLearner:
             bad = part.event[~torch.isfinite(gradient).all(1)].unique().tolist()
             names = ", ".join(part.event_ids[each] for each in bad[:8]) or "unknown"
             raise TrainingDiverged(
-                f"update {self.updates + 1}: the loss is {float(loss.detach())} and its gradient is not finite for events {names}; "
-                "both must be. Look at these events in the log; a smaller learning rate or a narrower clip is the usual remedy."
+                f"update {self.updates + 1}: the loss is {float(loss.detach())} and its gradient is not finite for "
+                f"events {names}; "
+                "both must be. Look at these events in the log; a smaller learning rate or a narrower clip is the "
+                "usual remedy."
             )
         norms = {
-            label: norm
-            for label in self.policies
-            if (norm := self._descend(label, part, gradient, found)) is not None
+            label: norm for label in self.policies if (norm := self._descend(label, part, gradient, found)) is not None
         }
         return Step(
             batch=part,
@@ -278,16 +285,28 @@ class SRPOLearner:
         mine = trained[batch.policy] if len(trained) else torch.zeros(0, dtype=torch.bool)
         needs_logprobs = self.config.old_logprobs == "sampler"
         rules = (
-            (mine & ~batch.has_ids, "has no token ids; they come from the sampler and are never re-tokenised. Use a backend that gives them"),
-            (mine & ~batch.full_support, "was sampled with top_p or top_k; log-probs of the learner could not match. Sample with top_p 1 and top_k 0"),
-            (mine & (batch.temperature == 0), "was sampled at temperature 0, which has no ratio. Sample at a positive temperature"),
+            (
+                mine & ~batch.has_ids,
+                "has no token ids; they come from the sampler and are never re-tokenised. Use a backend that gives "
+                "them",
+            ),
+            (
+                mine & ~batch.full_support,
+                "was sampled with top_p or top_k; log-probs of the learner could not match. Sample with top_p 1 and "
+                "top_k 0",
+            ),
+            (
+                mine & (batch.temperature == 0),
+                "was sampled at temperature 0, which has no ratio. Sample at a positive temperature",
+            ),
             (
                 mine & batch.sampler_logprobs.isnan().any(1) & needs_logprobs,
                 "has no log-probs, which old_logprobs: sampler needs. Use old_logprobs: recompute",
             ),
             (
                 mine & ~batch.processed & (batch.temperature != 1) & needs_logprobs,
-                "has log-probs from before the temperature. Use old_logprobs: recompute, or a server that gives processed ones",
+                "has log-probs from before the temperature. Use old_logprobs: recompute, or a server that gives "
+                "processed ones",
             ),
         )
         for broken, rule in rules:
@@ -310,7 +329,7 @@ class SRPOLearner:
         return how.lr * rise * fall
 
     def save(self, folder: Path) -> None:
-        """Writes each policy as a transformers folder, and beside them the optimisers, the randomness and the counter."""
+        """Writes each policy as a transformers folder, and beside them optimisers, randomness and counter."""
         for label, policy in self.policies.items():
             policy.model.save_pretrained(folder / label)
             policy.tokenizer.save_pretrained(folder / label)

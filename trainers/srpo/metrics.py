@@ -189,7 +189,8 @@ def batch_metrics(batch: EventBatch, advantage: Tensor, entropy: Tensor | None) 
             metrics[f"advantage/agent={name}"] = _tensor_mean(of_event[batch.event[mine].unique()])
     if of_event is not None:
         metrics |= {
-            f"advantage/node={name}": _tensor_mean(of_event[batch.node == code]) for code, name in enumerate(batch.names["node"])
+            f"advantage/node={name}": _tensor_mean(of_event[batch.node == code])
+            for code, name in enumerate(batch.names["node"])
         }
     return metrics
 

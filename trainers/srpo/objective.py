@@ -161,9 +161,7 @@ def srpo_loss(
     )
 
 
-def set_log_ratio(
-    log_ratio_M: Tensor, unit_M: Tensor, size_U: Tensor, set_norm: SetNorm = "sqrt"
-) -> Tensor:
+def set_log_ratio(log_ratio_M: Tensor, unit_M: Tensor, size_U: Tensor, set_norm: SetNorm = "sqrt") -> Tensor:
     """Log-ratio of each active set, or of any other unit made of rows.
 
         L_u = K_u^(-1/2) Σ_{i in u} l_i                     (set_norm "sum": factor 1, "mean": 1/K_u)

@@ -71,13 +71,23 @@ class Scorer:
     def score(self, batch: EventBatch, rows: Tensor, *, entropy: bool = False) -> Iterator[Scored]:
         """Scores rows, a micro-batch at a time; with gradient where it is enabled.
 
+        Rows that are equal (same tokens, same mask, same temperature), as the members of a set that say the same, are
+        computed once; autograd sums what flows back to them.
+
         Args:
             batch: The events.
             rows: [m] rows of this policy that have a sampled token.
             entropy: Whether to give the entropies, too.
         """
-        for piece in self.micro_batches(batch.length, rows):
-            yield self._score(batch, piece, entropy)
+        first, same_as = distinct(batch, rows)
+        place = torch.zeros(batch.num_members, dtype=torch.int64)
+        for piece in self.micro_batches(batch.length, first):
+            place.fill_(-1)[piece] = torch.arange(len(piece))
+            copies = place[same_as]
+            chosen = copies >= 0
+            found = self._score(batch, piece, entropy)
+            at = copies[chosen].to(found.logprobs.device)
+            yield Scored(rows[chosen], found.logprobs[at], None if found.entropy is None else found.entropy[at])
 
     def _score(self, batch: EventBatch, rows: Tensor, entropy: bool) -> Scored:
         width = int(batch.length[rows].max())
@@ -126,6 +136,32 @@ class Scorer:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.model.device.type, dtype=self._autocast)  # type: ignore[no-any-return]
+
+
+def distinct(batch: EventBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns one row for each different content, and for each row the one that stands for it.
+
+    Args:
+        batch: The events.
+        rows: [m] rows.
+
+    Returns:
+        [d] rows with different contents, and [m] of them, one for each of `rows`.
+    """
+    if not len(rows):
+        return rows, rows
+    content = torch.cat(
+        [
+            batch.ids[rows],
+            batch.mask[rows].long(),
+            batch.length[rows].unsqueeze(1),
+            batch.temperature[rows].view(torch.int32).long().unsqueeze(1),
+        ],
+        dim=1,
+    )
+    _, number = torch.unique(content, dim=0, return_inverse=True)
+    first = torch.full((int(number.max()) + 1,), len(rows)).scatter_reduce(0, number, torch.arange(len(rows)), "amin")
+    return rows[first], rows[first[number]]
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

@@ -107,8 +107,7 @@ def row_weights(
     """[M]: n_i W_t, the sum of each row's token weights."""
     one_of("reduction", reduction, get_args(Reduction))
     events, episodes, members, tokens = (
-        torch.as_tensor(n, dtype=dtype, device=rows.tokens.device).clamp(min=1)
-        for n in counts or count_rows(rows)
+        torch.as_tensor(n, dtype=dtype, device=rows.tokens.device).clamp(min=1) for n in counts or count_rows(rows)
     )
     one_M = rows.counted.to(dtype)
     tokens_M = rows.tokens.to(dtype)
