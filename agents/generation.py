@@ -154,12 +154,15 @@ class Generator:
         # A prefill reads all the weights, so a few rows are let in together rather than one at each step.
         if not room or (self._rows and room < min(len(self._waiting), 1 + len(self._rows) // 8)):
             return []
-        rows = [self._waiting.popleft() for _ in range(room)]
-        rows.sort(key=lambda row: row.length)
-        done = []
-        start = 0
-        for end in self._cuts(rows):
-            done += self._prefill(rows[start:end])
+        same: dict[tuple[int, ...], list[Row]] = {}
+        for row in (self._waiting.popleft() for _ in range(room)):
+            same.setdefault((*row.prompt, *row.output), []).append(row)
+        prompts = sorted(same, key=len)
+        longest = max(len(prompts[-1]), *(row.length for row in self._rows), 0)
+        self._reserve(len(self._rows) + room, _rounded(longest + _COLUMNS))
+        done, start = [], 0
+        for end in self._cuts(prompts):
+            done += self._prefill(prompts[start:end], [same[prompt] for prompt in prompts[start:end]])
             start = end
         return done
 
@@ -178,55 +181,53 @@ class Generator:
     def _fits(self, rows: int, columns: int) -> bool:
         return rows == 1 or rows * columns * self._slots.bytes_per_token <= self._cache_bytes
 
-    def _cuts(self, rows: Sequence[Row]) -> Iterable[int]:
-        """Yields where to cut rows, sorted by length, into prefills of bounded size."""
+    def _cuts(self, prompts: Sequence[tuple[int, ...]]) -> Iterable[int]:
+        """Yields where to cut prompts, sorted by length, into prefills of bounded size."""
         vocabulary = self._model.config.get_text_config().vocab_size
         lengths: set[int] = set()
         start = 0
-        for index, row in enumerate(rows):
-            lengths.add(row.length)
+        for index, prompt in enumerate(prompts):
+            lengths.add(len(prompt))
             count = index - start + 1
             if count > 1 and (
-                count * row.length > _PREFILL_TOKENS or count * len(lengths) * vocabulary > _PREFILL_LOGITS
+                count * len(prompt) > _PREFILL_TOKENS or count * len(lengths) * vocabulary > _PREFILL_LOGITS
             ):
                 yield index
-                start, lengths = index, {row.length}
-        yield len(rows)
+                start, lengths = index, {len(prompt)}
+        yield len(prompts)
 
-    def _prefill(self, rows: list[Row]) -> list[Row]:
-        device = self._model.device
-        place: dict[tuple[int, ...], int] = {}
-        index = [place.setdefault((*row.prompt, *row.output), len(place)) for row in rows]
-        prompts = list(place)
-        width = max(map(len, prompts))
+    def _prefill(self, prompts: Sequence[tuple[int, ...]], same: Sequence[Sequence[Row]]) -> list[Row]:
+        """Computes prompts, samples the next token of the rows that share each, and puts the rows into slots."""
+        device, width = self._model.device, len(prompts[-1])
         # On the right, so that causality alone keeps the padding out of sight.
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         wanted, column = torch.unique(last, return_inverse=True)
         cache = _Watched(self._interrupted)
         logits = self._forward(input_ids=ids, logits_to_keep=wanted, cache=cache)
-        source = torch.tensor(index, device=device)
-        logits = logits[torch.arange(len(prompts), device=device), column][source]
+        logits = logits[torch.arange(len(prompts), device=device), column]
+
+        rows = [row for sharing in same for row in sharing]
+        source = [index for index, sharing in enumerate(same) for _ in sharing]
         for row in rows:
             row.version = row.version if row.output else self.version
         settings = Settings.of([row.sampling for row in rows], [row.seed for row in rows], device)
-        self._extend(rows, *choose(logits, settings, [len(row.output) for row in rows]))
+        self._extend(rows, *choose(logits[source], settings, [len(row.output) for row in rows]))
 
         staying = [position for position, row in enumerate(rows) if not row.done]
         if staying:
-            first = len(self._rows)
+            self._slots.fill(len(self._rows), cache, [source[position] for position in staying], width)
             self._rows += [rows[position] for position in staying]
             self._settings = None
-            self._reserve(_rounded(max(width, *(row.length for row in self._rows)) + _COLUMNS))
-            self._slots.fill(first, cache, source[torch.tensor(staying, device=device)], width)
         return [row for row in rows if row.done]
 
-    def _reserve(self, columns: int) -> None:
-        """Makes memory for all rows in the batch at this many columns, never less than there is."""
+    def _reserve(self, rows: int, columns: int) -> None:
+        """Makes memory for rows and columns; keeps more of either where the limit allows it."""
         slots = self._slots
-        if slots.rows < len(self._rows) or slots.columns < columns:
-            kept = min(slots.rows, len(self._rows))
-            slots.resize(max(slots.rows, len(self._rows)), max(slots.columns, columns), kept)
+        if slots.rows >= rows and slots.columns >= columns:
+            return
+        most = max(slots.rows, rows), max(slots.columns, columns)
+        slots.resize(*(most if self._fits(*most) else (rows, columns)), len(self._rows))
 
     def _decode(self) -> list[Row]:
         if self._interrupted():
@@ -263,9 +264,7 @@ class Generator:
         while not self._fits(len(self._rows), columns):
             self._waiting.appendleft(self._rows.pop())
             self._settings = None
-        if not self._fits(self._slots.rows, columns):
-            self._slots.resize(len(self._rows), columns, len(self._rows))
-        self._reserve(columns)
+        self._reserve(len(self._rows), columns)
 
     def _keep(self, wanted: Sequence[bool]) -> None:
         """Closes the gaps that unwanted rows leave with the last rows of the batch."""

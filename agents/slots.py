@@ -50,15 +50,16 @@ class Slots(Cache):
         for parts in (self.keys, self.values):
             for layer, old in enumerate(parts):
                 new = old.new_zeros(rows, columns, *old.shape[2:])
-                new[:kept_rows, : old.shape[1]] = old[:kept_rows]
+                kept = min(columns, old.shape[1])
+                new[:kept_rows, :kept] = old[:kept_rows, :kept]
                 parts[layer] = new
 
-    def fill(self, first: int, source: DynamicCache, rows: Tensor, lengths: int) -> None:
+    def fill(self, first: int, source: DynamicCache, rows: Sequence[int], width: int) -> None:
         """Copies rows of a prefilled cache into the slots from `first` on; a row may be copied to many slots."""
-        end = first + len(rows)
+        end, index = first + len(rows), torch.tensor(rows, device=source.layers[0].keys.device)
         for layer, cached in enumerate(source.layers):
             for part, new in zip((self.keys, self.values), _by_token(cached), strict=True):
-                part[layer][first:end, :lengths] = new[rows, :lengths]
+                part[layer][first:end, :width] = new[index]
 
     def move(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copies the first `width` columns of some slots to other slots."""

@@ -12,6 +12,7 @@ the ratios inside one run mean anything.
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -38,13 +39,13 @@ def requests(count: int, vocabulary: int, seed: int = 0) -> list[Request]:
     ]
 
 
-def local(generator: Generator, rows: Sequence[Request]) -> list[Row]:
+def local(generator: Generator, rows: Sequence[Request]) -> None:
     """Samples the rows with the engine of the backend `local`."""
     queued = [Row(prompt, Sampling(max_tokens=length), length, seed) for seed, (prompt, length) in enumerate(rows)]
     generator.add(queued)
     while generator.busy:
         generator.step()
-    return queued
+    assert [len(row.output) for row in queued] == [length for _, length in rows]
 
 
 @torch.no_grad()
@@ -91,8 +92,8 @@ def main() -> None:
             began, cpu = time.perf_counter(), time.process_time()
             work()
             times[way].append((time.perf_counter() - began, time.process_time() - cpu))
+            print(f"{way}: {times[way][-1][0]:.1f} s", file=sys.stderr, flush=True)
 
-    assert [len(row.output) for row in local(generator, rows)] == [length for _, length in rows]
     tokens = sum(length for _, length in rows)
     best = {way: [min(column) for column in zip(*taken, strict=True)] for way, taken in times.items()}
     for way, (wall, cpu) in best.items():

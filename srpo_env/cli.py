@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
             reconfigure(errors="backslashreplace")
     as_json = "--json" in arguments
     try:
-        code = app(list(arguments) or ["--help"], prog_name="srpo-env", standalone_mode=False)
+        code = _dispatch(arguments)
         sys.stdout.flush()
     except _UsageError as error:
         return _fail(2, error, _usage(error), as_json)
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(2, error, str(error), as_json)
     except SrpoEnvError as error:
         return _fail(1, error, str(error), as_json)
-    except (KeyboardInterrupt, typer.Abort) as error:
+    except KeyboardInterrupt as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(130))  # the next one doesn't wait for threads
         return _fail(130, error, "interrupted.", as_json, prefix="")
@@ -94,7 +94,18 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(
             1, error, f"{type(error).__name__}: {error} (unexpected: please report it with the lines above)", as_json
         )
-    return code if isinstance(code, int) else 0
+    return code
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    """Runs the command; not by typer's own `main`, which swallows interrupts and whatever was noted on them."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("srpo-env", list(arguments) or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    return 0
 
 
 _UsageError: Any = typer.BadParameter.__mro__[1]

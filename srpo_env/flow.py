@@ -54,10 +54,10 @@ def dominators(successors: Successors, start: str) -> dict[str, set[str]]:
     >>> {node: sorted(before) for node, before in dominators({"a": ["b"], "b": ["a", "end"]}, "a").items()}
     {'a': [], 'b': ['a'], 'end': ['a', 'b']}
     """
-    nodes = reachable(successors, [start])
-    predecessors = reversed_edges(successors)
-    before = {node: set() if node == start else nodes - {node} for node in nodes}
     order = _breadth_first(successors, start)
+    nodes = set(order)
+    predecessors = reversed_edges(successors)
+    before = {node: set() if node == start else nodes - {node} for node in order}
     changed = True
     while changed:
         changed = False
@@ -70,10 +70,13 @@ def dominators(successors: Successors, start: str) -> dict[str, set[str]]:
 
 
 def _breadth_first(successors: Successors, start: str) -> list[str]:
-    order = [start]
-    for node in order:
-        order.extend(dict.fromkeys(target for target in successors.get(node, ()) if target not in order))
-    return order
+    order = {start: None}
+    pending = [start]
+    for node in pending:
+        new = [target for target in dict.fromkeys(successors.get(node, ())) if target not in order]
+        order.update(dict.fromkeys(new))
+        pending.extend(new)
+    return pending
 
 
 def back_edges(successors: Successors, nodes: Iterable[str]) -> list[tuple[str, str]]:

@@ -59,7 +59,8 @@ _WORDS = {
     "Assign": "a `set`",
     "AssignBlock": "a `set`",
 }
-_STANDALONE = re.compile(r"^([ \t]*\{([%#])(?:(?!\2\}|\{\2).)*?)([-+]?\2\})[ \t]*\n", re.MULTILINE)
+_SPECIAL = frozenset({"self", "super", "caller", "varargs", "kwargs"})
+_STANDALONE = re.compile(r"^[ \t]*(\{([%#])(?:(?!\2\}|\{\2).)*?)([-+]?\2\})[ \t]*\n", re.MULTILINE)
 _RAW = re.compile(r"\{%[-+]?\s*raw\b")
 _RUNTIME = (
     jinja2.TemplateError,
@@ -88,7 +89,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "%", "+"})
 
     def __init__(self) -> None:
-        super().__init__(undefined=jinja2.StrictUndefined, autoescape=False, lstrip_blocks=True, cache_size=0)
+        super().__init__(undefined=jinja2.StrictUndefined, autoescape=False, cache_size=0)
         self.globals = {}
         self.filters = {name: JINJA_FILTERS[name] for name in FILTERS}
         self.filters.update(replace=_replace, tojson=_json, _items=_items, join=_join)
@@ -310,6 +311,8 @@ def _refuse(tree: nodes.Node) -> None:
             known = _ENVIRONMENT.filters if isinstance(node, nodes.Filter) else _ENVIRONMENT.tests
             if node.name not in known:
                 raise TemplateError(f"no {type(node).__name__.lower()} {node.name!r}", node.lineno)
+        if isinstance(node, nodes.Name) and node.name in _SPECIAL:
+            raise TemplateError(f"'{node.name}' is not data", node.lineno)
         if isinstance(node, nodes.Getattr) and node.attr.startswith("_"):
             raise TemplateError(f"{node.attr!r}: names that begin with _ are not data", node.lineno)
         if isinstance(node, nodes.For):

@@ -163,8 +163,8 @@ class _Walk:
         return true & true2, false | false2
 
     def _use(self, node: nodes.Node, path: Path, known: Facts, printed: bool, lenient: bool) -> tuple[Facts, Facts]:
-        for part in node.find_all(nodes.Getitem):
-            if not isinstance(part.arg, nodes.Const):
+        for part in (node, *node.find_all(nodes.Getitem)):
+            if isinstance(part, nodes.Getitem) and not isinstance(part.arg, nodes.Const):
                 self.expression(part.arg, known)
         if not path:
             return NOTHING, NOTHING

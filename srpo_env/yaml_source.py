@@ -300,6 +300,7 @@ def _kind(value: Any) -> str:
 
 _QUOTE_HINT = "Text that holds YAML's own characters (: # {{ [ ] , & * ! or quotes at its start) is quoted as a whole"
 _UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPLAIN = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _CORE: dict[str, bool | None] = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
@@ -330,7 +331,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    style = '"' if _UNPLAIN.search(text) else "|" if "\n" in text else None
     if style is None:
         read = _Reader(Positions(""))
         node = _Node("scalar", Mark(1, 1), text, plain=True)

@@ -160,21 +160,29 @@ def test_a_parser_never_raises(text: str, name: str) -> None:
     reader(Parser(use=name))(text)
 
 
-# A megabyte.
+# Long texts: what is quadratic takes minutes here.
 
-LONG = 1_000_000
+LONG = 300_000
 
 
-@pytest.mark.parametrize("parser", [VERDICT, Parser(use="boxed"), Parser(use="answer"), Parser(use="number")], ids=str)
+@pytest.mark.parametrize(
+    "parser",
+    [VERDICT, Parser(use="boxed"), Parser(use="answer"), Parser(use="number")],
+    ids=["tag", "boxed", "answer", "number"],
+)
 @pytest.mark.parametrize(
     "part",
     ["<verdict>", "</verdict>", "`", "```", "<think>", "</think>", r"\boxed{", r"\boxed", "{", "}", "1,234", "-", " "],
 )
-def test_a_megabyte_is_read_in_linear_time(parser: Parser, part: str) -> None:
+def test_a_long_text_is_read_in_linear_time(parser: Parser, part: str) -> None:
     text = part * (LONG // len(part))
     started = time.process_time()
     reader(parser)(text)
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 2
+
+
+def test_a_megabyte_is_read() -> None:
+    assert reader(VERDICT)("x" * 1_000_000 + "<verdict>approve</verdict>").ok
 
 
 # Pairs of tags.

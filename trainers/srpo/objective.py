@@ -128,7 +128,8 @@ def srpo_loss(
     rows = lay_out(mask, event, advantage, episode, num_events, num_episodes)
     difference_MT = masked_difference(new_logprobs, old_logprobs.detach(), rows.sampled)
     dtype = difference_MT.dtype
-    weight_M = row_weights(rows, reduction, constant_length, counts, dtype)
+    here = count_rows(rows)
+    weight_M = row_weights(rows, reduction, constant_length, counts or here, dtype)
     advantage_M = rows.advantage.to(dtype)
     if ratio_level == "token":
         log_ratio, counted = difference_MT, rows.sampled
@@ -157,7 +158,7 @@ def srpo_loss(
         counted=counted,
         advantage=advantage_U,
         set_size=rows.set_size,
-        counts=count_rows(rows),
+        counts=here,
     )
 
 

@@ -60,7 +60,7 @@ def token_weights(
     """
     rows = lay_out(mask, event, advantage, episode, num_events, num_episodes)
     dtype = torch.promote_types(advantage.dtype, torch.float32)
-    return spread_weights(row_weights(rows, reduction, constant_length, counts, dtype), rows)
+    return spread_weights(row_weights(rows, reduction, constant_length, counts or count_rows(rows), dtype), rows)
 
 
 def count(
@@ -101,13 +101,13 @@ def row_weights(
     rows: Rows,
     reduction: Reduction,
     constant_length: float | None,
-    counts: Counts | None,
+    counts: Counts,
     dtype: torch.dtype,
 ) -> Tensor:
     """[M]: n_i W_t, the sum of each row's token weights."""
     one_of("reduction", reduction, get_args(Reduction))
     events, episodes, members, tokens = (
-        torch.as_tensor(n, dtype=dtype, device=rows.tokens.device).clamp(min=1) for n in counts or count_rows(rows)
+        torch.as_tensor(n, dtype=dtype, device=rows.tokens.device).clamp(min=1) for n in counts
     )
     one_M = rows.counted.to(dtype)
     tokens_M = rows.tokens.to(dtype)
