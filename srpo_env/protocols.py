@@ -129,7 +129,10 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Learns from events. The `learner` section of a recipe is its settings."""
+    """Learns from events. The `learner` section of a recipe is its settings.
+
+    A class may name, in `preset_keys`, the settings that an override of `learner.preset` drops from a recipe's file.
+    """
 
     @classmethod
     def settings(cls, values: Mapping[str, Any]) -> BaseModel:

@@ -71,7 +71,7 @@ class _Shown:
     events: Sequence[Event]
 
 
-def _shown_episodes(census: Census) -> list[_Shown]:
+def _shown_episodes(census: Census, *, learning: bool) -> list[_Shown]:
     """One episode of the first batch; of the last one the best, the worst and one at random."""
     draw = random.Random(0)
     first, last = (_ended(events) for _, events in (census.first, census.last))
@@ -85,7 +85,8 @@ def _shown_episodes(census: Census) -> list[_Shown]:
         chosen.append((census.last[0], "at random", draw.choice(ordered)))
     if first and census.first[0] != census.last[0]:
         chosen.insert(0, (census.first[0], "at random", draw.choice(first)))
-    return [made for batch, why, events in chosen if (made := _shown(batch, why, events)) is not None]
+    shown = (_shown(batch if learning else "", why, events) for batch, why, events in chosen)
+    return [made for made in shown if made is not None]
 
 
 def _ended(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -114,7 +115,7 @@ def _shown(batch: str, why: str, events: Sequence[dict[str, Any]]) -> _Shown | N
         reward = "unscored"
     else:
         reward = f"reward {last.reward:g}"
-    title = re.sub(r"^update-(\d+)$", r"Update \1", batch) or "Rollout"
+    title = re.sub(r"^update-(\d+)$", r"Update \1", batch) or "Episode"
     return _Shown(title, why, reward, bool(last.reward and last.reward > 0), made)
 
 
@@ -151,10 +152,10 @@ def _render(run: RunFacts) -> str:
         sets=set_chart(run.census),
         averaged=2 * window_of(len(run.updates)) + 1,
         evaluations=run.evaluations,
-        fact_names=list(dict.fromkeys(key for each in run.evaluations for key in each.facts)),
+        fact_names=list(dict.fromkeys(key for each in run.evaluations for key, value in each.facts.items() if value)),
         batches=_batches(run.census) if not run.evaluations else [],
         metrics=_metric_rows(run.updates),
-        episodes=_shown_episodes(run.census),
+        episodes=_shown_episodes(run.census, learning=bool(run.updates or run.evaluations)),
         config=run.config,
         versions=_versions(run),
         folder=str(run.folder),
@@ -202,9 +203,12 @@ def _state(run: RunFacts) -> tuple[str, bool]:
     """In what state the run is, and whether it is done."""
     wanted = run.recipe.get("updates")
     if not run.updates:
-        if run.census.trained:
+        if run.evaluations and run.census.trained:
             return "stopped before the first update", False
-        return ("evaluation" if run.evaluations else "rollout"), True
+        if not run.census.events and not run.evaluations:
+            return "nothing was logged", False
+        evaluated = run.evaluations or any(batch.startswith("eval-") for batch in run.census.rewards)
+        return ("evaluation" if evaluated else "rollout"), True
     done = run.updates[-1].number
     if isinstance(wanted, int) and done < wanted:
         return f"stopped after {done} of {wanted} updates", False
@@ -248,12 +252,12 @@ def _tiles(run: RunFacts) -> list[tuple[str, str]]:
         "from start to end": _duration(seconds) if math.isfinite(seconds) else "",
         "episodes": f"{census.episodes:,}",
         "events": f"{census.events:,}",
-        "mean reward": f"{statistics.fmean(rewards):.3f}" if rewards and not run.updates else "",
+        "mean reward": f"{statistics.fmean(rewards):.3f}" if len(census.rewards) == 1 and rewards else "",
         "unscored episodes": f"{census.unscored:,}" if census.unscored else "",
         "mean set size K": f"{sum(k * n for (_, k), n in census.set_sizes.items()) / sets:.2f}" if sets else "",
         "sets with K > 1": f"{sum(n for (_, k), n in census.set_sizes.items() if k > 1) / sets:.0%}" if sets else "",
         "tokens sampled": _compact(census.tokens) if census.tokens else "",
-        "outputs not parsed": f"{census.failed_parses / census.members:.1%}" if census.members else "",
+        "outputs not parsed": f"{100 * census.failed_parses / census.members:.3g}%" if census.members else "",
     }
     return [(label, value) for label, value in tiles.items() if value]
 
@@ -294,10 +298,11 @@ def _spark(values: Sequence[float]) -> str:
     if len(known) < 2:
         return ""
     low, high = min(value for _, value in known), max(value for _, value in known)
-    if not math.isfinite(high - low) or high == low:
-        low, high = low - 1, low + 1
+    flat = high == low or not math.isfinite(high - low)
+    heights = [0.5 if flat else (value - low) / (high - low) for _, value in known]
     return " ".join(
-        f"{100 * at / (len(values) - 1):.1f},{18 - 16 * (value - low) / (high - low):.1f}" for at, value in known
+        f"{100 * at / (len(values) - 1):.1f},{18 - 16 * height:.1f}"
+        for (at, _), height in zip(known, heights, strict=True)
     )
 
 

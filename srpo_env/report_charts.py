@@ -18,6 +18,10 @@ from srpo_env.report_facts import Census, Evaluation, RunFacts, Update
 _INKS = {"ink": "#010203", "muted": "#010204", "rule": "#010205"} | {f"c{n}": f"#01021{n}" for n in range(6)}
 
 
+_FAR = 1e30
+"""No chart is drawn so far out: the tables have what is there."""
+
+
 @dataclass(frozen=True)
 class _Line:
     label: str
@@ -119,9 +123,12 @@ def _lines(plan: _Plan, series: Mapping[str, Sequence[float]]) -> list[_Line]:
         elif name in _BY_AGENT:
             start = f"{_BY_AGENT[name] or name}/agent="
             agents = {key.removeprefix(start): values for key, values in series.items() if key.startswith(start)}
-            short = len(plan.names) == 1
-            found |= {agent if short else f"{label}, {agent}": values for agent, values in agents.items()}
-    known = {label: values for label, values in found.items() if any(map(math.isfinite, values))}
+            alone = len(plan.names) == 1
+            found |= {agent if alone else f"{label}, {agent}": values for agent, values in agents.items()}
+    drawable = {
+        label: [value if abs(value) < _FAR else math.nan for value in values] for label, values in found.items()
+    }
+    known = {label: values for label, values in drawable.items() if any(map(math.isfinite, values))}
     return [_Line(label, f"c{at}", values) for at, (label, values) in enumerate(list(known.items())[:6])]
 
 
@@ -190,7 +197,8 @@ def _accuracy_chart(run: RunFacts) -> Chart | None:
         for each in sure:
             axes.plot([each.update] * 2, each.interval, color=_INKS[ink], linewidth=1.2)
         labels.append((label, ink, short(values[-1])))
-    axes.set_ylim(0, 1)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low - 0.05, 0), min(high + 0.05, 1))
     _update_axis(axes, [each.update for each in run.evaluations])
     return Chart("Accuracy on held-out tasks", _svg(figure, "accuracy"), labels, "Bars: 95% intervals.")
 
@@ -221,9 +229,11 @@ def set_chart(census: Census) -> Chart | None:
                 fontsize=8,
                 color=_INKS["ink"],
             )
-    axes.margins(y=0.16)
+    axes.set_ylim(0, 1.18 * max(bottom))
     axes.set_xlim(sizes[0] - 0.7, sizes[-1] + 0.7)
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="both", integer=True)
+    if len(sizes) <= 16:
+        axes.set_xticks(sizes)
     axes.set_xlabel("K", fontsize=8, color=_INKS["muted"])
     return Chart(
         "Size of the active sets", _svg(figure, "sets"), labels, "Events by K, their number of trained outputs."

@@ -207,7 +207,9 @@ def _take_census(events: Iterable[dict[str, Any]], frozen: frozenset[str]) -> Ce
             census.failed_parses += not member["parse"]["ok"]
             size += member.get("policy") not in frozen and member.get("error") is None and (ids is None or len(ids) > 0)
         census.members += len(members)
-        (census.set_sizes if batch.startswith("update-") else other_sizes)[str(event.get("node")), size] += 1
+        if not batch.startswith("baseline-"):
+            sizes = census.set_sizes if batch.startswith("update-") else other_sizes
+            sizes[str(event.get("node")), size] += 1
         if event.get("terminated") or event.get("truncated"):
             census.episodes += 1
             rewards = census.rewards.setdefault(batch, [])

@@ -305,7 +305,7 @@ _CORE: dict[str, bool | None] = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
 }  # fmt: skip
-_BOOLEAN_KEY = re.compile("y|n|yes|no|on|off|true|false|null|~", re.IGNORECASE)
+_BOOLEAN_KEY = re.compile("yes|no|on|off|true|false|null|~", re.IGNORECASE)
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _AMBIGUOUS = (

@@ -52,6 +52,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self.text += " "
         if tag not in VOID:
             self.open.append(tag)
 
@@ -59,6 +60,7 @@ class Page(html.parser.HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
+        self.text += " "
         if not self.open or self.open.pop() != tag:
             self.wrong.append(tag)
 
@@ -232,7 +234,7 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert_safe(source, page)
     identities = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(identities) == len(set(identities))
-    targets = {found for found in re.findall(r'(?:href="|url\()#([^")]+)', source)}
+    targets = set(re.findall(r'(?:href="|url\()#([^")]+)', source))
     assert targets <= set(identities)
     assert len(source) < 400_000
 
@@ -256,9 +258,9 @@ def test_a_trained_run_shows_the_gain_the_curves_and_the_sets(tmp_path: Path) ->
     assert "arithmetic_tiny 80 updates" in text
     assert "seed 7" in text
     assert "2026-11-" in text
-    assert "Accuracy, single output 1,024 held-out tasks +0.450 [+0.421, +0.479] before 0.360 0.330 to 0.390" in text
+    assert "Single output 1,024 tasks +0.450 [+0.421, +0.479] before 0.360 0.330 to 0.390" in text
     assert "after 80 updates 0.810 0.780 to 0.840" in text
-    assert "Accuracy, team 1,024 held-out tasks +0.470 before 0.410 0.380 to 0.440 after 80 updates 0.880" in text
+    assert "Team 1,024 tasks +0.470 before 0.410 0.380 to 0.440 after 80 updates 0.880" in text
     for title in (
         "Accuracy on held-out tasks",
         "Reward",
@@ -299,6 +301,7 @@ def test_the_best_and_the_worst_episode_of_the_last_batch_are_shown(tmp_path: Pa
             log.append(
                 event(f"update-{number}", f"{number}.x", (member(0, "cut"),), 0.0, terminated=False, next_node="v")
             )
+    write_metrics(tmp_path, [{"kind": "update", "update": 10, "metrics": {}}])
     _, page = page_of(tmp_path)
     text = " ".join(page.text.split())
     assert (
@@ -340,6 +343,7 @@ def test_a_run_that_was_stopped_at_once_is_told(tmp_path: Path) -> None:
     source, page = page_of(tmp_path)
     assert_safe(source, page)
     assert "Three proposers" in page.text
+    assert "nothing was logged" in page.text
 
 
 def test_a_rollout_without_metrics_shows_its_rewards_and_episodes(tmp_path: Path) -> None:
@@ -354,13 +358,25 @@ def test_a_rollout_without_metrics_shows_its_rewards_and_episodes(tmp_path: Path
     assert "All metrics" not in text
 
 
+def test_an_evaluation_without_metrics_keeps_team_and_baseline_apart(tmp_path: Path) -> None:
+    with EventLog.writing(tmp_path) as log:
+        log_batch(log, "eval-0", ["46", "45"])
+        log_batch(log, "baseline-0", ["46"] * 6, sizes=(1,))
+    text = " ".join(page_of(tmp_path)[1].text.split())
+    assert "evaluation" in text
+    assert "eval-0 2 0.500" in text
+    assert "baseline-0 6 0.500" in text
+    assert "3.00 mean set size K" in text
+    assert "mean reward 8" not in text
+
+
 def test_an_evaluation_alone_shows_its_accuracy_for_each_set(tmp_path: Path) -> None:
     write_metrics(tmp_path, [evaluation(0, "team", 0.5, set="gsm8k"), evaluation(0, "team", 0.7, set="math")])
     with EventLog.writing(tmp_path) as log:
         log_batch(log, "eval-0", ["46", "45"])
     text = " ".join(page_of(tmp_path)[1].text.split())
-    assert "Accuracy, team on gsm8k" in text
-    assert "Accuracy, team on math" in text
+    assert "Team on gsm8k" in text
+    assert "Team on math" in text
     assert "measured 0.700" in text
 
 

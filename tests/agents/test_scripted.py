@@ -77,7 +77,7 @@ def test_a_recipe_describes_a_policy(tmp_path: Path, ask: Any) -> None:
     (tmp_path / "script.py").write_text("def echo(request):\n    return request.messages[-1].content[::-1]\n")
     function = ScriptedPolicy.from_config("main", {"use": f"{tmp_path}/script.py:echo"})
     table = ScriptedPolicy.from_config("main", {"outputs": {"*": "x"}})
-    listed = ScriptedPolicy.from_config("main", {"outputs": ["y"]})
+    listed = ScriptedPolicy.from_config("main", {"outputs": ["y"], "dtype": "float32", "device": "cpu"})
     assert [ask.outputs(p, [ask.request("abc")])[0].text for p in (function, table, listed)] == ["cba", "x", "y"]
 
 

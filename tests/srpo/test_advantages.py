@@ -86,6 +86,14 @@ def test_groups_are_apart_and_rows_keep_their_order() -> None:
     assert found == approx([-1.0, -10.0, 1.0, 10.0])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_are_apart_under_every_estimator(method: Any) -> None:
+    keys: Columns = {"agent": ["s"] * 4, "turn": [0] * 4, "node": ["n"] * 4, "visit": [0] * 4}
+    found = advantages([0.0, 2.0, 10.0, 12.0], ["a", "a", "b", "b"], method, **keys)
+    size = 2.0 if method == "loo" else 1.0  # of the other one; or of the mean, which the std equals
+    assert found == approx([-size, size, -size, size])
+
+
 def test_an_episode_key_is_only_unique_inside_its_group() -> None:
     found = advantages([1.0, 0.0, 4.0, 0.0], ["a", "a", "b", "b"], "loo", episode=[0, 1, 0, 1])
     assert found == approx([1.0, -1.0, 4.0, -4.0])
@@ -375,7 +383,8 @@ def test_equal_returns_have_no_signal_although_their_std_is_not_zero(method: Any
 @pytest.mark.parametrize(
     ("returns", "signal"),
     [
-        ([0.5, 0.5 + 0.9e-6], False),  # at most 1e-6 below 1 ...
+        ([0.0, 1e-6], False),  # at most 1e-6 below 1 ...
+        ([0.5, 0.5 + 0.9e-6], False),
         ([0.5, 0.5 + 1.1e-6], True),
         ([1000.0, 1000.0 + 0.9e-3], False),  # ... and 1e-6 of the highest above it
         ([1000.0, 1000.0 + 1.1e-3], True),

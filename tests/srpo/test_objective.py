@@ -344,6 +344,24 @@ def test_a_clip_without_bounds_never_binds() -> None:
     assert float(out.loss) == pytest.approx(-(math.exp(5) - math.exp(-5)) / 2)
 
 
+def test_a_clip_of_zero_takes_every_gain_away() -> None:
+    out, gradient = one_token([0.1, -0.1], [0, 1], [1.0, -1.0], clip_low=0.0, clip_high=0.0)
+    assert out.clipped.tolist() == [True, True]
+    assert float(out.loss) == 0.0
+    assert not gradient.any()
+    on_policy, gradient = one_token([0.0], [0], [1.0], clip_low=0.0, clip_high=0.0)
+    assert not on_policy.clipped.any()
+    assert gradient.tolist() == [[-1.0]]
+
+
+@pytest.mark.parametrize("limit", [0.5, 80.0])
+def test_the_limit_of_the_log_ratio_may_lie_anywhere_below_the_end_of_float32(limit: float) -> None:
+    new = torch.tensor([[limit + 1]])
+    event, one = torch.tensor([0]), torch.ones(1, 1)
+    out = srpo_loss(new, new * 0, one, event, -one[0], **CLIP, max_log_ratio=limit)
+    assert float(out.ratio) == pytest.approx(math.exp(limit), rel=1e-4)
+
+
 def test_a_lower_clip_of_one_never_binds() -> None:
     out, _ = one_token([-50.0], [0], [-1.0], clip_low=1.0)
     assert not out.clipped.any()
@@ -1067,7 +1085,7 @@ def test_no_log_ratio_overflows_at_any_level(level: str, log_ratio: float, advan
 
 
 def test_the_ratio_has_a_gradient_up_to_its_limit_and_none_beyond() -> None:
-    for log_ratio, inside in ((2.9, True), (3.1, False)):
+    for log_ratio, inside in ((2.9, True), (3.0, True), (3.1, False)):
         out, gradient = one_token([log_ratio], [0], [-1.0], max_log_ratio=3.0)
         assert bool(gradient.any()) is inside
         assert out.ratio_clamped.tolist() == [not inside]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of texts read better unbroken
 """Workflow files that are wrong in every way a hand or a machine can make them: for the fuzz.
 
 `mutated(seed, sources)` edits the text of a healthy file at random; `generated(seed)` writes one from random parts of the
@@ -22,9 +23,51 @@ NASTY = [
 ]  # fmt: skip
 NAMES = ["solve", "verify", "judge", "a", "b", "end", "task", "no", "Ä", "x y", "1", "member", "loop", "not", "true"]
 KEYS = [
-    *("agents", "nodes", "next", "prompt", "parse", "choices", "fallback", "tag", "use", "if", "to", "choose", "among", "else"),
-    *("acting", "reduce", "best", "write", "state", "merge", "default", "min", "max", "limits", "steps", "visits", "tokens"),
-    *("params", "start", "answer", "transition", "history", "tools", "policy", "system", "name", "srpo_env", "x-y", "zzz"),
+    *(
+        "agents",
+        "nodes",
+        "next",
+        "prompt",
+        "parse",
+        "choices",
+        "fallback",
+        "tag",
+        "use",
+        "if",
+        "to",
+        "choose",
+        "among",
+        "else",
+    ),
+    *(
+        "acting",
+        "reduce",
+        "best",
+        "write",
+        "state",
+        "merge",
+        "default",
+        "min",
+        "max",
+        "limits",
+        "steps",
+        "visits",
+        "tokens",
+    ),
+    *(
+        "params",
+        "start",
+        "answer",
+        "transition",
+        "history",
+        "tools",
+        "policy",
+        "system",
+        "name",
+        "srpo_env",
+        "x-y",
+        "zzz",
+    ),
 ]
 
 
@@ -90,7 +133,7 @@ def _replace_word(rng: Random, text: str) -> str:
 
 def _insert(rng: Random, text: str) -> str:
     at = rng.randrange(len(text) + 1)
-    return text[:at] + rng.choice(NASTY + [chr(rng.randrange(0x20, 0x2FFF))]) + text[at:]
+    return text[:at] + rng.choice([*NASTY, chr(rng.randrange(0x20, 0x2FFF))]) + text[at:]
 
 
 def _delete(rng: Random, text: str) -> str:
@@ -145,18 +188,24 @@ class _Maker:
             "srpo_env": self.often(1),
             "name": self.often("made"),
             **self.some({"params": {"k": self.often(2), "m": self.some({"default": 2, "min": 1, "max": 4})}}),
-            **self.some({"state": {"s": self.some({"default": [], "merge": self.rng.choice(["append", "sum", "zz"])})}}),
+            **self.some(
+                {"state": {"s": self.some({"default": [], "merge": self.rng.choice(["append", "sum", "zz"])})}}
+            ),
             "agents": self.often({name: self.often(self.agent()) for name in self.agents}),
             "nodes": self.often({name: self.often(self.node()) for name in self.nodes}),
             "answer": self.often(self.expression()),
-            **self.some({"limits": self.some({"steps": 9, "visits": self.rng.choice([3, {self.nodes[0]: 2}]), "tokens": 99})}),
+            **self.some(
+                {"limits": self.some({"steps": 9, "visits": self.rng.choice([3, {self.nodes[0]: 2}]), "tokens": 99})}
+            ),
             **self.some({"start": self.rng.choice(self.nodes)}),
         }
         return self.often(made)
 
     def agent(self) -> dict[str, Any]:
         parser = self.some({"use": "boxed", "tag": "v", "choices": ["x", "y"], "fallback": "y"})
-        prompt = f"{{{{ {self.expression()} }}}} {{% if {self.expression()} %}}{{{{ {self.expression()} }}}}{{% endif %}}"
+        prompt = (
+            f"{{{{ {self.expression()} }}}} {{% if {self.expression()} %}}{{{{ {self.expression()} }}}}{{% endif %}}"
+        )
         optional = {"parse": parser, "system": prompt, "history": "own", "tools": ["search"], "policy": "p"}
         return {"prompt": self.often(prompt), **self.some(optional)}
 
@@ -184,8 +233,23 @@ class _Maker:
         node = rng.choice(self.nodes)
         leaf = rng.choice(["text", "parsed", "outputs", "ok", "visits", "acting", "zz", "outputs[0].text"])
         parts = [
-            *(f"{node}.{leaf}", node, f"visits.{node}", "params.k", "task.problem", "state.s", "member.index", "1", "'x'"),
-            *(f"{node} and {node}.{leaf}", f"{node} is none or {node}.parsed == 'x'", f"{node}.outputs | length", "params.zz"),
+            *(
+                f"{node}.{leaf}",
+                node,
+                f"visits.{node}",
+                "params.k",
+                "task.problem",
+                "state.s",
+                "member.index",
+                "1",
+                "'x'",
+            ),
+            *(
+                f"{node} and {node}.{leaf}",
+                f"{node} is none or {node}.parsed == 'x'",
+                f"{node}.outputs | length",
+                "params.zz",
+            ),
             *(rng.choice(NASTY), f"visits.{node} > params.k", f"not {node}", f"{node}.{leaf} | default('x')"),
         ]
         return f" {rng.choice(['and', 'or', '==', '+', '<'])} ".join(rng.sample(parts, rng.choice([1, 1, 2, 3])))

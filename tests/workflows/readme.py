@@ -22,7 +22,9 @@ def made_from(name: str) -> str:
     """Returns a workflow's block: its picture and its active sets."""
     graph = compile_graph(load_workflow(name))
     description = describe(graph)
-    rows = [f"| `{node.name}` | {_k(node.min_k, node.max_k)} | {' or '.join(node.sets)} |" for node in description.nodes]
+    rows = [
+        f"| `{node.name}` | {_k(node.min_k, node.max_k)} | {' or '.join(node.sets)} |" for node in description.nodes
+    ]
     longest = f"An episode has at most {description.longest} event{'' if description.longest == 1 else 's'}."
     table = "\n".join(["| node | K | active set |", "|---|---|---|", *rows])
     return f"<!-- {name} -->\n```mermaid\n{draw_mermaid(graph)}\n```\n\n{table}\n\n{longest}\n<!-- /{name} -->"

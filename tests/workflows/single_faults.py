@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of texts read better unbroken
 """Workflow files with one fault each, made by a generator that knows the faulty line.
 
 A healthy file is a list of labelled lines with random names and comments; a fault edits one of them and names the label at
@@ -53,7 +54,23 @@ limits       |limits:
 steps        |  steps: 8
 """
 
-WORDS = "alpha bravo coder drafter expert fixer guide helper inquirer jury keeper leader mentor planner reader".split()
+WORDS = [
+    "alpha",
+    "bravo",
+    "coder",
+    "drafter",
+    "expert",
+    "fixer",
+    "guide",
+    "helper",
+    "inquirer",
+    "jury",
+    "keeper",
+    "leader",
+    "mentor",
+    "planner",
+    "reader",
+]
 
 
 @dataclass
@@ -71,7 +88,14 @@ class File:
         for line in HEALTHY.splitlines():
             label, _, text = line.partition("|")
             made.lines.append((label.strip(), made.named(text)))
-            if rng.random() < 0.3 and label.strip() not in ("prompt", "problem", "guard", "guarded", "endguard", "recall"):
+            if rng.random() < 0.3 and label.strip() not in (
+                "prompt",
+                "problem",
+                "guard",
+                "guarded",
+                "endguard",
+                "recall",
+            ):
                 made.lines.append(("", rng.choice(["", "# a remark", "    # indented: remark"])))
         return made
 
@@ -189,7 +213,7 @@ def _chosen_reserved(file: File) -> str:
 
 
 def _boolean_agent(file: File) -> str:
-    word = file.rng.choice(["no", "yes", "on", "off", "y", "N", "No"])
+    word = file.rng.choice(["no", "yes", "on", "off", "On", "No"])
     file.edit("speaker", "JUDGE", word)
     return file.edit("judge", "JUDGE", word)
 
@@ -242,7 +266,9 @@ FAULTS: dict[str, Fault] = {
     "comparison that never holds": _edited("edge1", '"approve"', '"aprove"'),
     "expression syntax": _edited("edge1", '"approve"', '"approve" and'),
     "number for text": _edited("system", "You are careful.", "42"),
-    "text for a mapping": lambda file: file.edit("notes", "{default: [], merge: append}", "{default: [], merge: appendix}"),
+    "text for a mapping": lambda file: file.edit(
+        "notes", "{default: [], merge: append}", "{default: [], merge: appendix}"
+    ),
     "text for a number": _edited("steps", "8", "'eight'"),
     "name that is no name": _edited("speaker", "JUDGE", "'a judge'"),
     "octal number": _edited("steps", "8", "010"),
@@ -260,11 +286,17 @@ FAULTS: dict[str, Fault] = {
     "recursive alias": lambda file: file.add("name", "x-a: &a [1, *a]"),
     "alias without anchor": lambda file: file.edit("parse", "boxed", "*parser"),
     "tab": lambda file: file.add("policy", "\thistory: own"),
-    "unquoted condition": lambda file: file.edit("edge1", 'if: VERIFY.parsed == "approve"', 'if: "approve" == VERIFY.parsed'),
-    "unquoted template": _edited("judge_prompt", '"Judge {{ SOLVE.outputs | length }} solutions of {{ task.problem }}"', "{{ task.problem }}"),
+    "unquoted condition": lambda file: file.edit(
+        "edge1", 'if: VERIFY.parsed == "approve"', 'if: "approve" == VERIFY.parsed'
+    ),
+    "unquoted template": _edited(
+        "judge_prompt", '"Judge {{ SOLVE.outputs | length }} solutions of {{ task.problem }}"', "{{ task.problem }}"
+    ),
     "second document": lambda file: file.add("steps", "---", "name: other"),
     "tag": _edited("system", "You are careful.", "!careful text"),
-    "empty prompt": _edited("judge_prompt", '"Judge {{ SOLVE.outputs | length }} solutions of {{ task.problem }}"', '""'),
+    "empty prompt": _edited(
+        "judge_prompt", '"Judge {{ SOLVE.outputs | length }} solutions of {{ task.problem }}"', '""'
+    ),
 }
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of texts read better unbroken
 """The static checks: what makes no sense is refused at load, with its place and the next step."""
 
 from collections.abc import Callable
@@ -29,7 +30,9 @@ def whats(found: tuple[Problem, ...]) -> list[tuple[int | None, str]]:
 
 
 def test_a_misspelt_node_is_no_new_node(problems: Problems) -> None:
-    found = problems(HEAD + "nodes:\n  work: {agents: plan, next: chekc}\n  check: {agents: judge}\nanswer: work.text\n")
+    found = problems(
+        HEAD + "nodes:\n  work: {agents: plan, next: chekc}\n  check: {agents: judge}\nanswer: work.text\n"
+    )
     assert whats(found) == [(8, "node 'chekc' does not exist")]
     assert found[0].hint == "Did you mean 'check'?"
 
@@ -68,7 +71,10 @@ def test_a_self_loop_needs_a_limit(problems: Problems) -> None:
 
 
 def test_every_entangled_cycle_is_told_once(problems: Problems) -> None:
-    nodes = "".join(f"  n{i}:\n    agents: judge\n    next: [{{if: n{i}.ok, to: n{(i + 1) % 40}}}, {{if: n{i}.acting, to: n{i}}}, {{to: end}}]\n" for i in range(40))
+    nodes = "".join(
+        f"  n{i}:\n    agents: judge\n    next: [{{if: n{i}.ok, to: n{(i + 1) % 40}}}, {{if: n{i}.acting, to: n{i}}}, {{to: end}}]\n"
+        for i in range(40)
+    )
     assert len(problems(HEAD + "nodes:\n" + nodes + "answer: n0.text\n")) == 1
 
 
@@ -85,7 +91,10 @@ def test_two_conditional_edges_between_the_same_nodes_are_both_kept() -> None:
         }
     )  # fmt: skip
     graph = compile_graph(workflow)
-    assert [data["condition"] for _, target, data in graph.nx.edges("a", data=True) if target == "b"] == ["a.parsed == 'x'", "a.parsed == 'y'"]
+    assert [data["condition"] for _, target, data in graph.nx.edges("a", data=True) if target == "b"] == [
+        "a.parsed == 'x'",
+        "a.parsed == 'y'",
+    ]
     assert [arrow.to for arrow in graph.edges["a"]] == ["b", "b", "end"]
 
 
@@ -117,30 +126,42 @@ def test_one_writer_needs_none(problems: Problems) -> None:
 
 
 def test_a_set_that_may_grow_by_a_param_counts_as_several_writers(problems: Problems) -> None:
-    text = "params: {k: {default: 1, min: 1, max: 4}}\n" + WRITERS.replace("[a, b]", "{a: params.k}").replace("      notes", "      draft: member.text\n      notes")
+    text = "params: {k: {default: 1, min: 1, max: 4}}\n" + WRITERS.replace("[a, b]", "{a: params.k}").replace(
+        "      notes", "      draft: member.text\n      notes"
+    )
     assert [problem.what for problem in problems(text)] == ["up to 4 members write 'draft' in one step"]
 
 
-@pytest.mark.parametrize(("key", "hint"), [("max_token", ""), ("promt", "Did you mean 'prompt'?"), ("tool", "Did you mean 'tools'?")])
+@pytest.mark.parametrize(
+    ("key", "hint"), [("max_token", ""), ("promt", "Did you mean 'prompt'?"), ("tool", "Did you mean 'tools'?")]
+)
 def test_an_unknown_key_is_never_dropped(problems: Problems, key: str, hint: str) -> None:
-    found = problems(f"name: flow\nagents:\n  a: {{prompt: x, {key}: 100}}\nnodes: {{a: {{agents: a}}}}\nanswer: a.text\n")
-    assert [(problem.line, problem.column) for problem in found][0] == (3, 18)
+    found = problems(
+        f"name: flow\nagents:\n  a: {{prompt: x, {key}: 100}}\nnodes: {{a: {{agents: a}}}}\nanswer: a.text\n"
+    )
+    assert (found[0].line, found[0].column) == (3, 18)
     assert found[0].what == f"'{key}' is not a key of an agent"
     assert found[0].hint == hint
 
 
 def test_free_form_keys_begin_with_x(problems: Problems) -> None:
-    assert not problems("x-base: &base {prompt: x}\nname: flow\nagents: {a: *base, b: {<<: *base, parse: boxed}}\nnodes: {a: {agents: [a, b]}}\nanswer: task.id\n")
+    assert not problems(
+        "x-base: &base {prompt: x}\nname: flow\nagents: {a: *base, b: {<<: *base, parse: boxed}}\nnodes: {a: {agents: [a, b]}}\nanswer: task.id\n"
+    )
 
 
 @pytest.mark.parametrize("word", ["no", "on", "Yes", "off"])
 def test_a_boolean_of_old_yaml_is_no_name(problems: Problems, word: str) -> None:
-    found = problems(f"name: flow\nagents:\n  {word}: {{prompt: x}}\nnodes: {{a: {{agents: {word}}}}}\nanswer: a.text\n")
+    found = problems(
+        f"name: flow\nagents:\n  {word}: {{prompt: x}}\nnodes: {{a: {{agents: {word}}}}}\nanswer: a.text\n"
+    )
     assert whats(found) == [(3, f"the name {word} is a boolean to some readers of YAML")]
 
 
 def test_yes_and_no_are_choices(problems: Problems) -> None:
-    assert not problems(HEAD + "nodes:\n  a: {agents: judge, next: [{if: a.parsed == 'yes', to: end}, end]}\nanswer: a.parsed\n")
+    assert not problems(
+        HEAD + "nodes:\n  a: {agents: judge, next: [{if: a.parsed == 'yes', to: end}, end]}\nanswer: a.parsed\n"
+    )
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file(problems: Problems) -> None:
@@ -163,16 +184,56 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(problems: Proble
 
 def test_the_message_has_a_line_for_each_problem(problems: Problems) -> None:
     with pytest.raises(InvalidWorkflowFile) as caught:
-        load_workflow({"name": "flow", "agents": {"a": {"prompt": "x"}}, "nodes": {"n": {"agents": "b", "next": "nn"}}, "answer": "n.text"})
+        load_workflow(
+            {
+                "name": "flow",
+                "agents": {"a": {"prompt": "x"}},
+                "nodes": {"n": {"agents": "b", "next": "nn"}},
+                "answer": "n.text",
+            }
+        )
     first, second = str(caught.value).splitlines()
     assert first == "flow: nodes.n.agents: agent 'b' does not exist; the agents are a."
     assert second == "flow: nodes.n.next.0.to: node 'nn' does not exist; the nodes are n, end. Did you mean 'n'?"
 
 
+@pytest.mark.parametrize(
+    ("parse", "what"),
+    [
+        ("{use: choice, choices: [a, b], fallback: a}", "'choice' is no parser to name"),
+        ("{use: boxed, tag: v}", "the parser has both `use: boxed` and `tag`"),
+        ("{}", "the parser says nothing"),
+        ("{choices: [], fallback: a}", "the choices are empty"),
+        ("{choices: [a, b], fallback: c}", "choice 'c' does not exist"),
+        ("{choices: [1, 2], fallback: null}", "'0' is 1"),
+    ],
+)
+def test_a_parser_says_one_thing(problems: Problems, parse: str, what: str) -> None:
+    found = problems(
+        f"name: f\nagents:\n  a: {{prompt: x, parse: {parse}}}\nnodes: {{n: {{agents: a}}}}\nanswer: n.parsed\n"
+    )
+    assert whats(found)[0] == (3, what)
+
+
+@pytest.mark.parametrize("name", ["my_package.reading:parse", "./reading.py:parse"])
+def test_a_function_of_ones_own_is_named_and_not_imported(problems: Problems, name: str) -> None:
+    assert not problems(
+        f"name: f\nstate: {{s: {{merge: '{name}'}}}}\nagents: {{a: {{prompt: x, parse: '{name}', tools: ['{name}']}}}}\n"
+        f"nodes:\n  n: {{agents: [a, a], reduce: '{name}', write: {{s: member.text}}, next: m}}\n"
+        f"  m: {{agents: [a, a], transition: '{name}', next: [n, end]}}\nanswer: n.parsed\nlimits: {{steps: 4}}\n"
+    )
+
+
 # Variables.
 
 
-def flow(verify_prompt: str = "x", solve_prompt: str = "x", edge: str = "true", answer: str = "solve.text", many: bool = False) -> str:
+def flow(
+    verify_prompt: str = "x",
+    solve_prompt: str = "x",
+    edge: str = "true",
+    answer: str = "solve.text",
+    many: bool = False,
+) -> str:
     """A solver and a verifier in a loop."""
     agents = "{solver: 3}" if many else "solver"
     return (
@@ -189,7 +250,9 @@ def flow(verify_prompt: str = "x", solve_prompt: str = "x", edge: str = "true", 
         flow(solve_prompt="{% if verify %}{{ verify.text }}{% endif %}"),
         flow(edge="verify.ok and solve.ok and visits.solve > 1"),
         flow(answer="verify.text"),
-        flow(solve_prompt="{{ member.index }} of {{ member.count }}: {{ member.results | length }} {{ task.meta.level }} {{ state.notes }}"),
+        flow(
+            solve_prompt="{{ member.index }} of {{ member.count }}: {{ member.results | length }} {{ task.meta.level }} {{ state.notes }}"
+        ),
         flow(many=True, verify_prompt="{{ solve.outputs[0].text }} {{ solve.visits }}", answer="verify.text"),
     ],
 )
@@ -212,7 +275,10 @@ def test_what_is_there_may_be_used(problems: Problems, text: str) -> None:
         (flow(edge="visits.slove"), "'visits.slove' is used"),
         (flow(answer="member.text"), "'member' is used"),
         (flow(many=True, verify_prompt="{{ solve.text }}", answer="verify.text"), "'solve.text' is used"),
-        (flow(many=True, verify_prompt="{{ solve.outputs.text }}", answer="verify.text"), "'solve.outputs.text' is used"),
+        (
+            flow(many=True, verify_prompt="{{ solve.outputs.text }}", answer="verify.text"),
+            "'solve.outputs.text' is used",
+        ),
         (flow(verify_prompt="{% for o in solve.outputs %}{{ o.txt }}{% endfor %}"), "'solve.outputs[...].txt' is used"),
         (flow(verify_prompt='{{ solve.outputs | map(attribute="txt") | list }}'), "'solve.outputs[...].txt' is used"),
     ],
@@ -241,14 +307,26 @@ def test_a_node_that_a_branch_leaves_out_must_be_guarded(problems: Problems) -> 
 def test_params_are_set_and_checked() -> None:
     workflow = load_workflow("parallel_proposers")
     assert compile_graph(set_params(workflow, {"proposers": 5})).k_max == 5
-    for values, message in (({"proposers": 0}, "it is from 1 to 64"), ({"propsers": 3}, "Did you mean 'proposers'"), ({"proposers": "3"}, "a number")):
+    for values, message in (
+        ({"proposers": 0}, "it is from 1 to 64"),
+        ({"propsers": 3}, "Did you mean 'proposers'"),
+        ({"proposers": "3"}, "a number"),
+    ):
         with pytest.raises(InvalidWorkflow, match=message):
             set_params(workflow, values)
     assert workflow.params["proposers"].default == 3
 
 
 def test_a_value_that_breaks_the_workflow_is_refused(problems: Problems) -> None:
-    workflow = load_workflow({"name": "f", "params": {"k": 1}, "agents": {"a": {"prompt": "x"}}, "nodes": {"n": {"agents": {"a": "params.k"}}}, "answer": "n.text"})
+    workflow = load_workflow(
+        {
+            "name": "f",
+            "params": {"k": 1},
+            "agents": {"a": {"prompt": "x"}},
+            "nodes": {"n": {"agents": {"a": "params.k"}}},
+            "answer": "n.text",
+        }
+    )
     with pytest.raises(InvalidWorkflow, match="0 members"):
         set_params(workflow, {"k": 0})
     with pytest.raises(InvalidWorkflow, match="no reducer"):
@@ -287,6 +365,8 @@ def test_a_workflow_is_built_in_python_and_dumped() -> None:
 
 
 def test_a_workflow_built_in_python_is_checked_too() -> None:
-    workflow = Workflow(name="built", agents={"a": Agent(prompt="{{ m.text }}")}, nodes={"n": Node(agents="a")}, answer="n.text")
+    workflow = Workflow(
+        name="built", agents={"a": Agent(prompt="{{ m.text }}")}, nodes={"n": Node(agents="a")}, answer="n.text"
+    )
     with pytest.raises(InvalidWorkflowFile, match=r"built: agents.a.prompt: 'm.text' is used, but 'm' is not defined"):
         compile_graph(workflow)

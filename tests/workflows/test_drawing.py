@@ -44,7 +44,9 @@ def test_pictures_and_words_are_golden(source: str | Path) -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_an_svg_shows_each_node_with_its_agents_and_k(source: str | Path) -> None:
     graph = graph_of(source)
-    texts = [text.text or "" for text in ElementTree.fromstring(draw_svg(graph)).iter("{http://www.w3.org/2000/svg}text")]
+    texts = [
+        text.text or "" for text in ElementTree.fromstring(draw_svg(graph)).iter("{http://www.w3.org/2000/svg}text")
+    ]
     for node in describe(graph).nodes:
         assert node.name in texts
         assert any(text.startswith(f"K = {node.min_k}") for text in texts)

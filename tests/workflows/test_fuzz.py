@@ -74,21 +74,25 @@ def test_the_generator_starts_from_healthy_files(single_faults: ModuleType, prob
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_random_workflow_in_the_middle_of_nowhere_is_a_mapping_or_refused(mutations: ModuleType, seed: int) -> None:
+def test_a_mapping_of_anything_is_refused(mutations: ModuleType, seed: int) -> None:
     junk = mutations._Maker(Random(seed)).junk(3)
-    try:
+    with pytest.raises(InvalidWorkflow, match=r"\w"):
         load_workflow(junk if isinstance(junk, dict) else {"name": junk})
-    except InvalidWorkflow as error:
-        assert str(error)
 
 
 class View:
     """What any node shows, whatever is asked."""
 
     def __init__(self, rng: Random) -> None:
-        self.text, self.parsed, self.ok, self.visits, self.acting = "text", rng.choice(["x", "approve", None]), True, 1, 1
+        self.text, self.parsed, self.ok, self.visits, self.acting = (
+            "text",
+            rng.choice(["x", "approve", None]),
+            True,
+            1,
+            1,
+        )
         self.agent, self.index, self.count, self.results, self.turn = "a", 0, 1, ("r",), 0
-        self.outputs = () if rng.random() < 0 else (_Output(),)
+        self.outputs = (_Output(),)
 
 
 class _Output:
@@ -98,10 +102,16 @@ class _Output:
 def walk(graph: Graph, rng: Random) -> None:
     """Walks along random edges, whatever their conditions, and evaluates every text that is due on the way."""
     workflow = graph.workflow
-    due: dict[tuple[Any, ...], Any] = {text.path: text for text in texts_of(workflow, {n: list(graph.nx.successors(n)) for n in graph.nx})}
+    due: dict[tuple[Any, ...], Any] = {
+        text.path: text for text in texts_of(workflow, {n: list(graph.nx.successors(n)) for n in graph.nx})
+    }
     scope: dict[str, Any] = dict.fromkeys(workflow.nodes)
     member = View(rng)
-    scope |= {"task": {"id": "1", "problem": "p", "meta": {}}, "params": graph.params, "state": {key: "" for key in workflow.state}}
+    scope |= {
+        "task": {"id": "1", "problem": "p", "meta": {}},
+        "params": graph.params,
+        "state": dict.fromkeys(workflow.state, ""),
+    }
     visits = dict.fromkeys(workflow.nodes, 0)
     node = workflow.first
     for _ in range(12):
@@ -130,9 +140,12 @@ def _evaluate(text: Any, scope: dict[str, Any]) -> None:
     try:
         compile_template(text.text).render(scope) if text.template else compile_expression(text.text).evaluate(scope)
     except TemplateError as error:
-        # Types are not checked at load; what is visited and what exists is.
-        assert "not visited" not in str(error), (text, error)
-        assert "is undefined" not in str(error), (text, error)
+        message = str(error)
+    else:
+        return
+    # Types are not checked at load; what is visited and what exists is.
+    assert "not visited" not in message, (text, message)
+    assert "is undefined" not in message, (text, message)
 
 
 def test_a_workflow_that_loads_never_reads_a_node_that_was_not_visited(mutations: ModuleType, tmp_path: Any) -> None:

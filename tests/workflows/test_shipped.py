@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of texts read better unbroken
 """The workflows that ship: they load fast, say exactly what to answer, and are what their page says."""
 
 import doctest
@@ -22,7 +23,9 @@ NAMES = sorted(workflow_files())
 FULL = [name for name in NAMES if "/" not in name]
 
 
-@pytest.mark.parametrize("name", ["spec", "templates", "loading", "graph", "describing", "draw", "flow", "sets", "variables", "problems"])
+@pytest.mark.parametrize(
+    "name", ["spec", "templates", "loading", "graph", "describing", "draw", "flow", "sets", "variables", "problems"]
+)
 def test_the_examples_in_the_docstrings_run(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"srpo_env.{name}"), raise_on_error=False).failed == 0
 
@@ -32,7 +35,9 @@ def test_the_workflows_of_the_plan_ship() -> None:
         *("single_agent", "solver_verifier", "parallel_proposers", "proposers_verifier", "adaptive_router"),
         *("search_aggregator", "search_hierarchy", "debate", "tool_use"),
     }
-    assert {f"tiny/{name}" for name in ("single_agent", "solver_verifier", "parallel_proposers", "proposers_verifier")} <= set(NAMES)
+    assert {
+        f"tiny/{name}" for name in ("single_agent", "solver_verifier", "parallel_proposers", "proposers_verifier")
+    } <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,14 +85,19 @@ def test_every_prompt_says_the_tag_or_box_that_its_parser_reads(name: str) -> No
             assert f"<{tool}>" in agent.prompt
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_loading_and_checking_takes_less_than_60_ms_after_import(name: str) -> None:
+def test_loading_and_checking_takes_less_than_60_ms_after_import() -> None:
     script = (
-        "import time; from srpo_env.loading import load_workflow; started = time.process_time(); "
-        f"load_workflow({name!r}); print(time.process_time() - started)"
+        "import time\n"
+        "from srpo_env.loading import load_workflow\n"
+        f"for name in {NAMES!r}:\n"
+        "    started = time.process_time()\n"
+        "    load_workflow(name)\n"
+        "    print(name, time.process_time() - started)\n"
     )
-    runs = (subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3))
-    assert min(float(run.stdout) for run in runs) < 0.060
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds = dict(line.split() for line in run.stdout.splitlines())
+    assert set(seconds) == set(NAMES)
+    assert max(map(float, seconds.values())) < 0.060, seconds
 
 
 def test_loading_imports_no_heavy_package() -> None:
@@ -128,7 +138,13 @@ def test_the_schema_accepts_what_ships(name: str) -> None:
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(change: dict[str, Any]) -> None:
-    healthy = {"name": "f", "agents": {"a": {"prompt": "x"}}, "nodes": {"n": {"agents": "a"}}, "answer": "n.text", "x-free": {"any": 1}}
+    healthy = {
+        "name": "f",
+        "agents": {"a": {"prompt": "x"}},
+        "nodes": {"n": {"agents": "a"}},
+        "answer": "n.text",
+        "x-free": {"any": 1},
+    }
     validator = jsonschema.Draft202012Validator(schema())
     assert validator.is_valid(healthy)
     assert not validator.is_valid({**healthy, **change})
@@ -157,7 +173,9 @@ def test_every_key_of_the_schema_is_described() -> None:
         ("tool_use", {}, {"solve": (1, 1)}, 5),
     ],
 )
-def test_active_sets_and_length_follow_the_params(name: str, params: dict[str, int], bounds: object, longest: int) -> None:
+def test_active_sets_and_length_follow_the_params(
+    name: str, params: dict[str, int], bounds: object, longest: int
+) -> None:
     graph = compile_graph(load_workflow(name, params))
     assert graph.set_bounds == bounds
     assert describe(graph).longest == longest
@@ -176,7 +194,12 @@ class View:
 def rendered(name: str, agent: str, **scope: object) -> str:
     workflow = load_workflow(name)
     graph = compile_graph(workflow)
-    every = {"task": {"problem": "1+1?"}, "params": graph.params, "visits": dict.fromkeys(workflow.nodes, 0), "state": {"findings": []}}
+    every = {
+        "task": {"problem": "1+1?"},
+        "params": graph.params,
+        "visits": dict.fromkeys(workflow.nodes, 0),
+        "state": {"findings": []},
+    }
     member = {"index": 0, "count": 3, "results": ()}
     return graph.prompts[agent].prompt.render({**dict.fromkeys(workflow.nodes), **every, "member": member, **scope})
 
@@ -185,9 +208,13 @@ def test_prompts_read_well() -> None:
     assert rendered("solver_verifier", "solver") == (
         "1+1?\nThink step by step. End with the final answer in \\boxed{}, such as \\boxed{42}."
     )
-    assert "Your last solution was rejected. The reviewer wrote:\nno\nThink" in rendered("solver_verifier", "solver", verify=View("no"))
+    assert "Your last solution was rejected. The reviewer wrote:\nno\nThink" in rendered(
+        "solver_verifier", "solver", verify=View("no")
+    )
     two = View(outputs=(View("first"), View("second")))
-    assert "1+1?\n\nSolution 1:\nfirst\n\nSolution 2:\nsecond\n\nCompare" in rendered("proposers_verifier", "verifier", propose=two)
+    assert "1+1?\n\nSolution 1:\nfirst\n\nSolution 2:\nsecond\n\nCompare" in rendered(
+        "proposers_verifier", "verifier", propose=two
+    )
     assert "Found so far:\n(nothing yet)\n\nDoes" in rendered("search_hierarchy", "verifier")
     assert "This was the last search" in rendered("search_aggregator", "aggregator", visits={"search": 2})
     assert "there will be another search" in rendered("search_aggregator", "aggregator", visits={"search": 1})
@@ -206,4 +233,3 @@ def test_a_debater_reads_the_others_and_not_itself() -> None:
 class _Said:
     index: int
     text: str
-

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of texts read better unbroken
 """Templates and expressions: what they give, what they refuse, and what is known of their variables."""
 
 import time
@@ -48,7 +49,12 @@ def test_the_text_of_a_model_is_data() -> None:
 
 
 def test_text_is_not_escaped() -> None:
-    assert compile_template("{{ solve.text }} {{ state.notes | tojson }}").render({"solve": View("<a & b>"), "state": {"notes": ["<é>"]}}) == '<a & b> ["<é>"]'
+    assert (
+        compile_template("{{ solve.text }} {{ state.notes | tojson }}").render(
+            {"solve": View("<a & b>"), "state": {"notes": ["<é>"]}}
+        )
+        == '<a & b> ["<é>"]'
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,10 +82,36 @@ def test_an_expression_gives_a_python_value(expression: str, value: object) -> N
 @pytest.mark.parametrize(
     "text",
     [
-        *("{{ verify.text.upper() }}", "{{ range(10**9) }}", "{{ lipsum }}", "{{ self }}", "{{ verify.method }}", "{{ verify.__class__ }}"),
-        *("{{ verify['__class__'] }}", "{{ ''.__class__.__mro__ }}", "{{ verify.text.format }}", "{{ '%s' % verify }}", "{{ 'a' * 10**9 }}"),
-        *("{{ 2 ** 999999999 }}", "{% set x = 1 %}", "{% include 'x' %}", "{% macro a() %}{% endmacro %}", "{% for c in verify.text %}{% endfor %}"),
-        *("{{ state.notes.append }}", "{{ params.keys }}", "{{ x | attr('y') }}", "{{ x | format }}", "{{ x | xmlattr }}", "{{ 'a' | center(10**9) }}"),
+        *(
+            "{{ verify.text.upper() }}",
+            "{{ range(10**9) }}",
+            "{{ lipsum }}",
+            "{{ self }}",
+            "{{ verify.method }}",
+            "{{ verify.__class__ }}",
+        ),
+        *(
+            "{{ verify['__class__'] }}",
+            "{{ ''.__class__.__mro__ }}",
+            "{{ verify.text.format }}",
+            "{{ '%s' % verify }}",
+            "{{ 'a' * 10**9 }}",
+        ),
+        *(
+            "{{ 2 ** 999999999 }}",
+            "{% set x = 1 %}",
+            "{% include 'x' %}",
+            "{% macro a() %}{% endmacro %}",
+            "{% for c in verify.text %}{% endfor %}",
+        ),
+        *(
+            "{{ state.notes.append }}",
+            "{{ params.keys }}",
+            "{{ x | attr('y') }}",
+            "{{ x | format }}",
+            "{{ x | xmlattr }}",
+            "{{ 'a' | center(10**9) }}",
+        ),
         *("{% for a in b recursive %}{% endfor %}", "{% extends 'x' %}", "{{ cycler }}"),
     ],
 )
@@ -91,9 +123,20 @@ def test_a_template_can_neither_call_nor_reach_what_is_not_data(text: str) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        *("{% for a in l %}{% for b in l %}{% for c in l %}{% endfor %}{% endfor %}{% endfor %}", "{% for a in m %}x{% endfor %}"),
-        *("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ " + "not " * 5000 + "1 }}", "{% if x %}" * 500 + "{% endif %}" * 500),
-        *("{{ t | replace('a', t) | replace('a', t) }}", "{{ m | join(t) }}", "{% for a in l %}{% for b in l %}{{ t }}{% endfor %}{% endfor %}"),
+        *(
+            "{% for a in l %}{% for b in l %}{% for c in l %}{% endfor %}{% endfor %}{% endfor %}",
+            "{% for a in m %}x{% endfor %}",
+        ),
+        *(
+            "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+            "{{ " + "not " * 5000 + "1 }}",
+            "{% if x %}" * 500 + "{% endif %}" * 500,
+        ),
+        *(
+            "{{ t | replace('a', t) | replace('a', t) }}",
+            "{{ m | join(t) }}",
+            "{% for a in l %}{% for b in l %}{{ t }}{% endfor %}{% endfor %}",
+        ),
     ],
 )
 def test_a_template_is_bounded(text: str) -> None:
@@ -142,7 +185,11 @@ def _seconds(call: object) -> float:
 def unguarded(text: str) -> set[str]:
     """The paths that a template uses unguarded."""
     uses = variables_of(parse_template(text)).uses
-    return {".".join(use.path) for use in uses if not use.guarded and use.path[0] not in ("visits", "params", "state", "task")}
+    return {
+        ".".join(use.path)
+        for use in uses
+        if not use.guarded and use.path[0] not in ("visits", "params", "state", "task")
+    }
 
 
 @pytest.mark.parametrize(
@@ -151,6 +198,7 @@ def unguarded(text: str) -> set[str]:
         "{% if v %}{{ v.text }}{% endif %}",
         "{% if not v %}-{% else %}{{ v.text }}{% endif %}",
         "{% if v is none %}-{% elif x %}{{ v.text }}{% else %}{{ v.parsed }}{% endif %}",
+        "{% if x %}-{% elif not v %}-{% else %}{{ v.text }}{% endif %}",
         "{% if v is not none %}{{ v.text }}{% endif %}",
         "{% if v != none and v.ok %}{{ v.text }}{% endif %}",
         "{% if x and v %}{{ v.text }}{% endif %}",
@@ -194,7 +242,9 @@ def test_what_is_no_guard_is_no_guard(text: str, path: str) -> None:
     assert path in unguarded(text)
 
 
-_ATOMS = st.sampled_from(["v", "w", "v is none", "w is not none", "visits.v > 0", "visits.w == 0", "v.ok", "w.ok", "x", "v != none"])
+_ATOMS = st.sampled_from(
+    ["v", "w", "v is none", "w is not none", "visits.v > 0", "visits.w == 0", "v.ok", "w.ok", "x", "v != none"]
+)
 _LOGIC = st.recursive(
     _ATOMS, lambda inner: st.builds("({} and {})".format, inner, inner) | st.builds("({} or {})".format, inner, inner) | st.builds("not ({})".format, inner), max_leaves=6
 )  # fmt: skip

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of texts read better unbroken
 """YAML is read with its places, and what its versions read differently is refused."""
 
 import time
@@ -32,22 +33,43 @@ def test_words_that_were_booleans_are_text(word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        *[("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("42", 42), ("-7", -7), ("0x1F", 31)],
-        *[("1.5", 1.5), ("1e-6", 1e-6), ("3.0e-4", 3e-4), (".5", 0.5), ("1.2.3", "1.2.3"), ("'012'", "012"), ("12:x", "12:x")],
+        *[
+            ("true", True),
+            ("False", False),
+            ("null", None),
+            ("~", None),
+            ("", None),
+            ("42", 42),
+            ("-7", -7),
+            ("0x1F", 31),
+        ],
+        *[
+            ("1.5", 1.5),
+            ("1e-6", 1e-6),
+            ("3.0e-4", 3e-4),
+            (".5", 0.5),
+            ("1.2.3", "1.2.3"),
+            ("'012'", "012"),
+            ("12:x", "12:x"),
+        ],
     ],
 )
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     assert read(f"key: {text}") == {"key": value}
 
 
-@pytest.mark.parametrize("text", ["012", "0o17", "0b11", "1:30", "190:20:30", "2024-01-01", "2024-01-01T10:00:00", "1_000", ".nan", "-.inf"])
+@pytest.mark.parametrize(
+    "text", ["012", "0o17", "0b11", "1:30", "190:20:30", "2024-01-01", "2024-01-01T10:00:00", "1_000", ".nan", "-.inf"]
+)
 def test_what_the_versions_read_differently_is_refused(text: str) -> None:
     [(line, column, what)] = faults(f"a: 1\nkey: {text}\n")
     assert (line, column) == (2, 6)
     assert text in what
 
 
-@pytest.mark.parametrize(("key", "kind"), [("1", "a number"), ("true", "a boolean"), ("null", "null"), ("1.5", "a number")])
+@pytest.mark.parametrize(
+    ("key", "kind"), [("1", "a number"), ("true", "a boolean"), ("null", "null"), ("1.5", "a number")]
+)
 def test_a_key_is_text(key: str, kind: str) -> None:
     assert faults(f"a: 1\n{key}: 2") == [(2, 1, f"the key {key} is {kind}")]
 
@@ -59,7 +81,9 @@ def test_keys_1_and_quoted_1_do_not_pass_as_two_ids() -> None:
 def test_a_duplicate_key_names_the_key_and_both_lines() -> None:
     [problem] = read_yaml("agents:\n  a: {role: solver}\n  a: {role: judge}\n", "flow.yaml")[2]
     assert (problem.line, problem.column) == (3, 3)
-    assert str(problem).startswith("flow.yaml:3:3: the key 'a' is written twice; keys are unique (the first is on line 2)")
+    assert str(problem).startswith(
+        "flow.yaml:3:3: the key 'a' is written twice; keys are unique (the first is on line 2)"
+    )
 
 
 def test_a_duplicate_key_inside_is_refused() -> None:
@@ -67,7 +91,10 @@ def test_a_duplicate_key_inside_is_refused() -> None:
 
 
 def test_a_merge_key_may_be_overridden() -> None:
-    assert read("base: &base {temperature: 1, top: 2}\nb: {<<: *base, temperature: 0}")["b"] == {"temperature": 0, "top": 2}
+    assert read("base: &base {temperature: 1, top: 2}\nb: {<<: *base, temperature: 0}")["b"] == {
+        "temperature": 0,
+        "top": 2,
+    }
 
 
 def test_of_several_merged_mappings_the_first_wins() -> None:
@@ -100,7 +127,9 @@ def test_a_recursive_alias_is_refused() -> None:
     assert faults("a: 1\nb: &b [1, *b]") == [(2, 11, "the alias *b is recursive")]
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "- " * 5000, "{a: " * 3000, "\n".join(" " * i + "a:" for i in range(500))])
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, "- " * 5000, "{a: " * 3000, "\n".join(" " * i + "a:" for i in range(500))]
+)
 def test_deep_nesting_is_refused(text: str) -> None:
     [(line, _, what)] = faults(text)
     assert line is not None
@@ -140,7 +169,7 @@ def test_a_word_inside_a_block_has_its_place(style: str) -> None:
 
 
 def test_a_word_inside_quotes_and_lines_that_run_on_has_its_place() -> None:
-    _, positions, _ = read_yaml("a: \"one word.x\"\nb: one\n  two word.x\n", "f")
+    _, positions, _ = read_yaml('a: "one word.x"\nb: one\n  two word.x\n', "f")
     assert positions.inside(("a",), 1, "word") == Mark(1, 9)
     assert positions.inside(("b",), 1, "word") == Mark(3, 7)
 

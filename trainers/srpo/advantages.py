@@ -172,7 +172,7 @@ def _cells(R: _Floats, method: str, keys: dict[str, Keys | None], ddof: int) -> 
         unit = uneven.argmax()
         raise InvalidInput(
             f"returns: an episode has {low[unit]:g} and {high[unit]:g}; {method!r} needs one return "
-            "per episode, the same in all its rows. Sum its rewards first, or use 'decision'."
+            "per episode, the same in all its rows. Sum its rewards first."
         )
     kept = np.isfinite(high)  # one value per unit from here on
     value, cell = high[kept], cell[kept]
@@ -180,7 +180,7 @@ def _cells(R: _Floats, method: str, keys: dict[str, Keys | None], ddof: int) -> 
     mean = np.bincount(cell, value, cells) / np.maximum(number, 1)
     squares = np.bincount(cell, (value - mean[cell]) ** 2, cells)
     std = np.sqrt(squares / np.maximum(number - ddof, 1))
-    flat = (number < 2) | ~_differ(*_range(value, cell, cells))
+    flat = ~_differ(*_range(value, cell, cells))  # one value, or none, differs from nothing
     return _Cells(cell_of_row, number, mean, std, flat)
 
 

@@ -15,8 +15,8 @@ def mini_batches(
 ) -> Iterator[Tensor]:
     """Splits the events of a batch at random into optimiser steps.
 
-    Sizes differ by at most one event; with `whole_episodes` (level "trajectory") the cuts lie between episodes and sizes
-    are as equal as that allows. Fewer events than steps give fewer steps.
+    Sizes differ by at most one event; with `whole_episodes` (level "trajectory") the cuts lie between episodes, and
+    sizes are as equal as that allows. Fewer events than steps give fewer steps.
 
     Args:
         batch: The events.

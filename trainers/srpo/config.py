@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from srpo_env.errors import InvalidRecipe, nearest
+from srpo_env.registry import is_reference
 from srpo_env.trainers.srpo.advantages import Estimator
 from srpo_env.trainers.srpo.objective import LengthNorm, RatioLevel, SetNorm
 from srpo_env.trainers.srpo.weights import Reduction
 
-Preset = Literal["srpo", "grpo", "dr_grpo", "dapo", "gspo", "at_grpo", "rloo"]
+Preset = Literal["srpo", "grpo", "dr_grpo", "dapo", "gspo", "dr_mas", "at_grpo", "rloo"]
 
+_NO_CLIP = (1.0, math.inf)
 PRESETS: dict[str, dict[str, Any]] = {
     "srpo": {
         "ratio_level": "set",
@@ -54,6 +56,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "length_norm": "mean",
         "clip": (3e-4, 4e-4),
     },
+    "dr_mas": {
+        "ratio_level": "token",
+        "reduction": "token",
+        "estimator": "agent",
+        "ddof": 1,
+        "eps": 1e-6,
+        "lone": "raw",
+        "clip": 0.2,
+    },
     "at_grpo": {
         "ratio_level": "token",
         "reduction": "member",
@@ -67,7 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "reduction": "member",
         "estimator": "loo",
         "length_norm": "sum",
-        "clip": (1.0, math.inf),
+        "clip": _NO_CLIP,
     },
 }
 """What each preset sets; a key given beside it wins."""
@@ -81,6 +92,7 @@ PRESET_KEYS = (
     "estimator",
     "ddof",
     "eps",
+    "lone",
     "constant_length",
 )
 """Keys of a file that an override of `learner.preset` drops first."""
@@ -88,6 +100,8 @@ PRESET_KEYS = (
 
 class SRPOConfig(BaseModel):
     """Settings of `SRPOLearner`.
+
+    `dr_mas` counts tokens per policy, so it is for one trained policy; a penalty for invalid outputs is the reward's.
 
     Example:
         >>> SRPOConfig(preset="dapo").clip
@@ -99,9 +113,8 @@ class SRPOConfig(BaseModel):
     preset: Preset = "srpo"
     """Sets the keys that are not given."""
     clip: tuple[float, float]
-    """Distances of the clip's bounds from 1, below and above; one number: both. They belong to `length_norm`:
-    per-token ranges
-    such as 0.2 never bind on means of long outputs."""
+    """Distances of the clip's bounds from 1, below and above; one number: both. They belong to `length_norm`: per-token
+    ranges such as 0.2 never bind on means of long outputs."""
     ratio_level: RatioLevel = "set"
     """What carries one ratio and one clip: set, member, token or trajectory."""
     set_norm: SetNorm = "sqrt"
@@ -119,6 +132,8 @@ class SRPOConfig(BaseModel):
     """0 divides the variance by n, 1 by n - 1."""
     eps: float = Field(0.0, ge=0)
     """Added to the standard deviation."""
+    lone: Literal["zero", "raw"] = "zero"
+    """Advantage of a row that is compared with none: zero, or its raw return."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount of an episode's rewards."""
     objective: str | None = None
@@ -137,31 +152,35 @@ class SRPOConfig(BaseModel):
     def _preset(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        merged = {**PRESETS.get(values.get("preset", "srpo"), {}), **values}
-        if isinstance(merged.get("clip"), int | float):
-            merged["clip"] = (merged["clip"], merged["clip"])
-        return merged
+        preset = values.get("preset", "srpo")
+        return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **values}
+
+    @field_validator("clip", mode="before")
+    @classmethod
+    def _both(cls, clip: Any) -> Any:
+        return (clip, clip) if isinstance(clip, int | float) and not isinstance(clip, bool) else clip
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         low, high = self.clip
         if not (low >= 0 and high >= 0):
-            raise ValueError(f"clip {list(self.clip)}: both distances from 1 are at least 0")
+            raise ValueError(f"clip is {list(self.clip)}; both distances from 1 are at least 0")
         if self.reduction == "constant" and self.constant_length is None:
-            raise ValueError("reduction 'constant' needs constant_length, in tokens")
+            raise ValueError("reduction 'constant' needs constant_length, in tokens; set it to the longest output")
         known = get_args(Estimator)
-        if ":" not in self.estimator and self.estimator not in known:
+        if not self.own_estimator and self.estimator not in known:
             raise ValueError(
-                f"estimator {self.estimator!r}; known are {', '.join(known)}, or "
-                f"module:attr.{nearest(self.estimator, known)}"
+                f"estimator {self.estimator!r} is none of {', '.join(known)}, and no `module:attr`."
+                f"{nearest(self.estimator, known)}"
             )
-        if self.ratio_level in ("set", "trajectory") and self.estimator in ("agent", "agent_turn"):
-            raise ValueError(
-                f"estimator {self.estimator!r} gives one advantage per member, and ratio_level {self.ratio_level!r} "
-                f"needs one "
-                "per event; use 'group' or 'decision', or ratio_level 'member' or 'token'"
-            )
+        if self.objective is not None and not is_reference(self.objective):
+            raise ValueError(f"objective {self.objective!r} is no `module:attr`; leave it out for the one that ships")
         return self
+
+    @property
+    def own_estimator(self) -> bool:
+        """Whether the estimator is `module:attr`."""
+        return is_reference(self.estimator)
 
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> SRPOConfig:
@@ -173,18 +192,27 @@ class SRPOConfig(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise InvalidRecipe("\n".join(_line(each) for each in error.errors())) from error
+            raise InvalidRecipe("\n".join(_lines(error.errors()))) from error
+
+
+def _lines(errors: Iterable[Any]) -> list[str]:
+    errors = list(errors)
+    unknown_preset = any(error["loc"] == ("preset",) for error in errors)  # what it would have set is not missing
+    return [_line(error) for error in errors if not (unknown_preset and error["type"] == "missing")]
 
 
 def _line(error: Any) -> str:
-    key = ".".join(map(str, error["loc"])) or "learner"
+    key = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         known = list(SRPOConfig.model_fields)
         return f"learner: unknown key {key!r}; known are {', '.join(known)}.{nearest(key, known)}"
     if error["type"] == "missing" and key == "clip":
         return (
-            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give [low, "
-            "high], such as "
-            "[3.0e-4, 4.0e-4] for means of long outputs, or 0.2 for sums of a few tokens."
+            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give [low, high], "
+            "such as [3.0e-4, 4.0e-4] for means of long outputs, or 0.2 for sums of a few tokens."
         )
-    return f"learner: {key}: {error['msg'].removeprefix('Value error, ')}."
+    if error["type"] == "value_error":
+        message = error["msg"].removeprefix("Value error, ")
+        return f"learner: {message}{'' if message.endswith('?') else '.'}"
+    near = nearest(str(error["input"]), get_args(Preset)) if key == "preset" else ""
+    return f"learner: {key}: {error['msg']}, and it is {error['input']!r}.{near}"

@@ -1,20 +1,23 @@
 """What is logged for each update, from the tensors that the update used.
 
-Every figure is about counted units only: scored, with a sampled token. A name may end in what it is about, such as
-`clip_fraction_high/K=3`, `/node=solve` or `/agent=solver`.
+Figures of units are about counted ones only: scored, with a sampled token. A name may end in what it is about, such as
+`clip_fraction_high/K=3`, `/node=solve` or `/agent=solver`: a unit is about an agent if one of its members is.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from srpo_env.batch import EventBatch
-from srpo_env.trainers.srpo.objective import SRPOLoss
+from srpo_env.trainers.srpo.advantages import GroupCount
+from srpo_env.trainers.srpo.config import SRPOConfig
+from srpo_env.trainers.srpo.divergence import kl_per_token
+from srpo_env.trainers.srpo.objective import RatioLevel, SRPOLoss, srpo_loss
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,10 @@ class Step:
     seconds_logprobs: float = 0.0
 
 
-def step_metrics(steps: list[Step], batch: EventBatch) -> dict[str, float]:
+# ------------------------------------------------------------------------------ the optimiser's steps
+
+
+def step_metrics(steps: list[Step], batch: EventBatch, config: SRPOConfig) -> dict[str, float]:
     """Returns the figures of the optimiser steps: losses, gradients, ratios, clips, completeness."""
     off_policy = [step for step in steps if not step.on_policy]
     norms = [math.hypot(*step.grad_norm.values()) for step in steps if step.grad_norm]
@@ -50,167 +56,227 @@ def step_metrics(steps: list[Step], batch: EventBatch) -> dict[str, float]:
         "loss": _mean([step.loss for step in steps]),
         "grad_norm": _mean(norms),
         "grad_norm_max": max(norms, default=math.nan),
-        "steps": float(len(steps)),
-        "approx_kl": _mean([_approx_kl(step) for step in off_policy]),
-        "event_completeness": event_completeness(steps, batch),
-        **_ratios([step for step in steps if step.found is not None]),
+        "steps": float(len(norms)),
+        "approx_kl": _approx_kl(off_policy),
+        "event_completeness": event_completeness(steps, batch, config.epochs),
     }
-    for label in sorted({label for step in steps for label in step.grad_norm}):
+    for label in dict.fromkeys(label for step in steps for label in step.grad_norm):
         metrics[f"grad_norm/policy={label}"] = _mean([s.grad_norm[label] for s in steps if label in s.grad_norm])
+    if all(step.found is not None for step in steps):
+        metrics |= _ratios(steps) | _clip_fractions(steps, "") | _clip_fractions(off_policy, "_off_policy")
+        metrics |= _by_kind(off_policy, config)
     return metrics
 
 
 def _ratios(steps: list[Step]) -> dict[str, float]:
-    if not steps:
-        return {}
     found = [step.found for step in steps if step.found is not None]
-    log_ratio = torch.cat([each.log_ratio[each.counted] for each in found])
-    ratio = torch.cat([each.ratio[each.counted] for each in found])
-    clamped = torch.cat([each.ratio_clamped[each.counted] for each in found])
-    metrics = {
+    log_ratio = _joined([each.log_ratio[each.counted] for each in found])
+    ratio = _joined([each.ratio[each.counted] for each in found])
+    return {
         "ratio_mean": _tensor_mean(ratio),
         "ratio_min": float(ratio.min()) if len(ratio) else math.nan,
         "ratio_max": float(ratio.max()) if len(ratio) else math.nan,
-        "ratio_clamped": float(clamped.sum()),
-        "log_ratio_std": float(log_ratio.double().std(correction=0)) if len(log_ratio) else math.nan,
+        "ratio_clamped": float(sum(int(each.ratio_clamped.sum()) for each in found)),
+        "log_ratio_std": _tensor_std(log_ratio),
     }
-    off_policy = [step for step in steps if not step.on_policy]
-    metrics |= _clip_fractions(steps, "") | _clip_fractions(off_policy, "_off_policy")
-    return metrics | _by_kind(off_policy)
 
 
 def _clip_fractions(steps: list[Step], suffix: str) -> dict[str, float]:
     """Share of counted units with A != 0 whose clip binds; low where A < 0, high where A > 0."""
     low, high, units = 0, 0, 0
     for step in steps:
-        found = step.found
-        assert found is not None
-        units += int((found.counted & (found.advantage != 0)).sum())
-        low += int((found.clipped & (found.advantage < 0)).sum())
-        high += int((found.clipped & (found.advantage > 0)).sum())
+        assert step.found is not None
+        below, above, number = _clips(step.found, step.found.counted)
+        low, high, units = low + below, high + above, units + number
     share = [math.nan] * 3 if not units else [(low + high) / units, low / units, high / units]
     names = ("clip_fraction", "clip_fraction_low", "clip_fraction_high")
     return {f"{name}{suffix}": value for name, value in zip(names, share, strict=True)}
 
 
-def _by_kind(steps: list[Step]) -> dict[str, float]:
-    """Off-policy clip fractions by K, node and agent, and the variance of L_e by K, where a unit is an event."""
-    at_set = [step for step in steps if step.found is not None and len(step.found.counted) == step.batch.num_events]
-    if not at_set:
-        return {}
-    found = [step.found for step in at_set if step.found is not None]
-    counted = torch.cat([each.counted for each in found])
-    active = counted & (torch.cat([each.advantage for each in found]) != 0)
-    clipped = torch.cat([each.clipped for each in found])
-    positive = torch.cat([each.advantage for each in found]) > 0
-    log_ratio = torch.cat([each.log_ratio for each in found]).double()
-    size = torch.cat([each.set_size for each in found])
-    kinds = {f"K={k}": size == k for k in size[counted].unique().tolist()}
-    names = at_set[0].batch.names
-    node = torch.cat([step.batch.node for step in at_set])
-    kinds |= {f"node={name}": node == code for code, name in enumerate(names["node"])}
-    for code, name in enumerate(names["agent"]):
-        has = [
-            torch.zeros(s.batch.num_events, dtype=torch.bool).index_fill(0, s.batch.event[s.batch.agent == code], True)
-            for s in at_set
-        ]
-        kinds[f"agent={name}"] = torch.cat(has)
-    metrics: dict[str, float] = {}
-    for name, those in kinds.items():
-        units = int((active & those).sum())
+def _clips(found: SRPOLoss, those: Tensor) -> tuple[int, int, int]:
+    """How many of some counted units are clipped low, clipped high, and have an advantage at all."""
+    clipped, advantage = found.clipped[those], found.advantage[those]
+    return (
+        int((clipped & (advantage < 0)).sum()),
+        int((clipped & (advantage > 0)).sum()),
+        int((advantage != 0).sum()),
+    )
+
+
+def _by_kind(steps: list[Step], config: SRPOConfig) -> dict[str, float]:
+    """Off-policy clip fractions by K, node and agent, and the variance of L_u by K: the claim behind 1/sqrt(K)."""
+    clips: dict[str, list[int]] = {}
+    log_ratios: dict[str, list[Tensor]] = {}
+    for step in steps:
+        assert step.found is not None
+        for name, those in _kinds(step, step.found, config):
+            clips[name] = [a + b for a, b in zip(clips.get(name, (0, 0, 0)), _clips(step.found, those), strict=True)]
+            if name.startswith("K="):
+                log_ratios.setdefault(name, []).append(step.found.log_ratio[those])
+    metrics = {}
+    for name, (low, high, units) in clips.items():
         if units:
-            metrics[f"clip_fraction_low/{name}"] = float((clipped & those & ~positive).sum()) / units
-            metrics[f"clip_fraction_high/{name}"] = float((clipped & those & positive).sum()) / units
-        if name.startswith("K=") and (counted & those).any():
-            metrics[f"log_ratio_variance/{name}"] = float(log_ratio[counted & those].var(correction=0))
+            metrics[f"clip_fraction_low/{name}"] = low / units
+            metrics[f"clip_fraction_high/{name}"] = high / units
+    for name, parts in log_ratios.items():
+        metrics[f"log_ratio_variance/{name}"] = _tensor_std(_joined(parts)) ** 2
     return metrics
 
 
-def _approx_kl(step: Step) -> float:
-    """Mean over sampled tokens of k3 = exp(d) - d - 1, d = new - old: an estimate of KL(old || new), in nats."""
-    assert step.batch.old_logprobs is not None
-    difference = (step.new_logprobs - step.batch.old_logprobs)[step.batch.mask].double()
-    return _tensor_mean(difference.clamp(max=20).exp() - difference - 1)
+def _kinds(step: Step, found: SRPOLoss, config: SRPOConfig) -> Iterator[tuple[str, Tensor]]:
+    """Which counted units are about a K, a node or an agent; at level trajectory, K counts the episode's members."""
+    batch = step.batch
+    unit = {
+        "set": batch.event,
+        "trajectory": batch.episode[batch.event],
+        "member": torch.arange(batch.num_members),
+        "token": torch.arange(batch.num_members),
+    }[config.ratio_level]
+    counted = found.counted if found.counted.dim() == 1 else found.counted.any(1)
+    size = found.set_size[batch.event]
+    if config.ratio_level == "trajectory":
+        active = batch.mask.any(1) & (size > 0)
+        size = torch.bincount(unit[active], minlength=len(counted))[unit]
+    kinds = [(f"K={k}", size == k) for k in size[size > 0].unique().tolist()]
+    for name, codes in (("node", batch.node[batch.event]), ("agent", batch.agent)):
+        kinds += [(f"{name}={text}", codes == code) for code, text in enumerate(batch.names[name])]
+    for name, rows in kinds:
+        those = counted & torch.zeros_like(counted).index_fill(0, unit[rows & batch.mask.any(1)], value=True)
+        if bool(those.any()):
+            yield name, those if found.counted.dim() == 1 else found.counted & those.unsqueeze(1)
 
 
-def event_completeness(steps: list[Step], batch: EventBatch) -> float:
-    """Share of events whose trained members all stood in one and the same optimiser step, in every pass.
+def _approx_kl(steps: list[Step]) -> float:
+    """Mean over sampled tokens of k3, an estimate of KL(old || new) in nats: the tokens are of the old policy."""
+    parts = []
+    for step in steps:
+        batch = step.batch
+        assert batch.old_logprobs is not None
+        parts.append(kl_per_token(batch.old_logprobs, step.new_logprobs, batch.mask)[batch.mask])
+    return _tensor_mean(_joined(parts))
 
-    Counted from the batch's own rows against the rows that the steps report: 1.0 unless an event was split or lost.
+
+def event_completeness(steps: list[Step], batch: EventBatch, epochs: int = 1) -> float:
+    """Share of events whose trained members all stood in one and the same optimiser step, once in every epoch.
+
+    Counted from the batch's own rows against the rows that the steps report: 1.0 unless an event was split, lost or
+    doubled.
     """
     trained = batch.mask.any(1)
-    places: dict[int, Counter[tuple[int, ...]]] = {}
-    wanted: dict[int, list[int]] = {}
-    for row, event in enumerate(batch.event.tolist()):
-        if trained[row]:
-            wanted.setdefault(event, []).append(row)
-    event_of = batch.event.tolist()
+    wanted = torch.bincount(batch.event[trained], minlength=batch.num_events)
+    whole = torch.zeros_like(wanted)
+    broken = torch.zeros_like(wanted, dtype=torch.bool)
     for step in steps:
-        members: dict[int, list[int]] = {}
-        for row in step.rows.tolist():
-            if trained[row]:
-                members.setdefault(event_of[row], []).append(row)
-        for event, rows in members.items():
-            places.setdefault(event, Counter())[tuple(sorted(rows))] += 1
-    whole = sum(len(places.get(event, ())) == 1 and tuple(rows) in places[event] for event, rows in wanted.items())
-    return whole / len(wanted) if wanted else math.nan
+        rows = step.rows[trained[step.rows]]
+        there = torch.bincount(batch.event[rows], minlength=batch.num_events)
+        different = torch.bincount(batch.event[rows.unique()], minlength=batch.num_events)
+        complete = (there == wanted) & (different == wanted)
+        whole += complete
+        broken |= (there > 0) & ~complete
+    return _tensor_mean(((whole == epochs) & ~broken)[wanted > 0])
 
 
-def batch_metrics(batch: EventBatch, advantage: Tensor, entropy: Tensor | None) -> dict[str, float]:
-    """Returns the figures of the batch: rewards, sets, advantages, outputs by agent."""
-    last = batch.terminated | batch.truncated
-    reward = batch.reward[last]
-    size = torch.zeros(batch.num_events, dtype=torch.int64).index_add(0, batch.event, batch.mask.any(1).long())
-    tokens = batch.mask.sum(1)
-    trained = batch.mask.any(1)
-    of_event = advantage if len(advantage) == batch.num_events else None
+# ---------------------------------------------------------------------------------------- the batch
+
+
+def batch_metrics(
+    batch: EventBatch,
+    sampled: EventBatch,
+    advantage: Tensor,
+    entropy: Tensor | None,
+    groups: GroupCount | None,
+    config: SRPOConfig,
+) -> dict[str, float]:
+    """Returns the figures of the batch: rewards, sets, advantages, outputs by agent.
+
+    Args:
+        batch: Trained rows, with old log-probs.
+        sampled: The same with the tokens of frozen policies, too.
+        advantage: [M].
+        entropy: [M, T] in nats; None where old log-probs are the sampler's.
+        groups: What the estimator compared within; None for an own one.
+        config: Settings.
+    """
+    size = torch.bincount(batch.event[batch.mask.any(1)], minlength=batch.num_events)
+    sizes = size[size > 0]
     metrics = {
-        "reward_mean": _tensor_mean(reward[~reward.isnan()]),
-        "reward_std": float(reward[~reward.isnan()].std(correction=0)) if (~reward.isnan()).any() else math.nan,
-        "unscored": float(reward.isnan().sum()),
+        **_rewards(batch),
         "events": float(batch.num_events),
-        "set_size_mean": _tensor_mean(size[size > 0].double()),
-        "share_of_sets_over_1": _tensor_mean((size[size > 0] > 1).double()),
-        "entropy": _tensor_mean(entropy[batch.mask].double()) if entropy is not None else math.nan,
-        "tokens_trained": float(tokens.sum()),
+        "set_size_mean": _tensor_mean(sizes),
+        "share_of_sets_over_1": _tensor_mean(sizes > 1),
+        "entropy": math.nan if entropy is None else _tensor_mean(entropy[batch.mask]),
+        "tokens_trained": float(batch.mask.sum()),
         "sets_of_mixed_versions": float(_mixed_versions(batch)),
-        "sampler_mismatch": _mismatch(batch),
+        "groups_without_signal": groups.groups_without_signal / groups.groups if groups and groups.groups else math.nan,
     }
-    metrics |= {f"sets/K={k}": float((size == k).sum()) for k in size[size > 0].unique().tolist()}
+    metrics |= {f"sets/K={k}": float((sizes == k).sum()) for k in sizes.unique().tolist()}
+    if config.old_logprobs == "recompute":
+        metrics |= _mismatch(batch, config)
+    return metrics | _by_agent_and_node(sampled, advantage, batch.mask.any(1))
+
+
+def _rewards(batch: EventBatch) -> dict[str, float]:
+    """Undiscounted returns of the episodes."""
+    returns = torch.full((len(batch.names["episode"]),), torch.nan, dtype=torch.float64)
+    returns[batch.episode] = batch.returns()
+    here = returns[batch.episode.unique()]
+    return {
+        "reward_mean": _tensor_mean(here),
+        "reward_std": _tensor_std(here[~here.isnan()]),
+        "unscored": float(here.isnan().sum()),
+    }
+
+
+def _by_agent_and_node(batch: EventBatch, advantage: Tensor, trained: Tensor) -> dict[str, float]:
+    """Outputs by agent, frozen ones too; mean advantage of the trained rows by agent and node."""
+    cut_off = batch.names["finish_reason"].index("length") if "length" in batch.names["finish_reason"] else -1
+    tokens = batch.mask.sum(1)
+    metrics = {}
     for code, name in enumerate(batch.names["agent"]):
-        mine = (batch.agent == code) & trained
-        if not mine.any():
-            continue
-        length = batch.names["finish_reason"].index("length") if "length" in batch.names["finish_reason"] else -1
-        metrics[f"output_tokens/agent={name}"] = _tensor_mean(tokens[mine].double())
-        metrics[f"truncation_rate/agent={name}"] = _tensor_mean((batch.finish_reason[mine] == length).double())
-        metrics[f"parse_failure_rate/agent={name}"] = _tensor_mean((~batch.parse_ok[mine]).double())
-        if of_event is not None:
-            metrics[f"advantage/agent={name}"] = _tensor_mean(of_event[batch.event[mine].unique()])
-    if of_event is not None:
-        metrics |= {
-            f"advantage/node={name}": _tensor_mean(of_event[batch.node == code])
-            for code, name in enumerate(batch.names["node"])
-        }
+        mine = batch.agent == code
+        metrics[f"output_tokens/agent={name}"] = _tensor_mean(tokens[mine])
+        metrics[f"truncation_rate/agent={name}"] = _tensor_mean(batch.finish_reason[mine] == cut_off)
+        metrics[f"parse_failure_rate/agent={name}"] = _tensor_mean(~batch.parse_ok[mine])
+        metrics[f"advantage/agent={name}"] = _tensor_mean(advantage[mine & trained])
+    for code, name in enumerate(batch.names["node"]):
+        metrics[f"advantage/node={name}"] = _tensor_mean(advantage[(batch.node[batch.event] == code) & trained])
     return metrics
 
 
 def _mixed_versions(batch: EventBatch) -> int:
     """Sets whose trained members of one policy were sampled by different versions of it."""
-    seen: dict[tuple[int, int], set[int]] = {}
-    rows = torch.nonzero(batch.mask.any(1)).flatten().tolist()
-    for row in rows:
-        key = (int(batch.event[row]), int(batch.policy[row]))
-        seen.setdefault(key, set()).add(int(batch.policy_version[row]))
-    return sum(len(versions) > 1 for versions in seen.values())
+    rows = batch.mask.any(1)
+    versions = torch.stack([batch.event, batch.policy, batch.policy_version], dim=1)[rows].unique(dim=0)
+    _, number = versions[:, :2].unique(dim=0, return_inverse=True)
+    mixed = torch.bincount(number) > 1
+    return int(versions[mixed[number], 0].unique().numel())
 
 
-def _mismatch(batch: EventBatch) -> float:
-    """Mean absolute difference per token between the sampler's log-probs and the learner's, in nats."""
-    if batch.old_logprobs is None:
-        return math.nan
-    known = batch.mask & ~batch.sampler_logprobs.isnan() & batch.processed.unsqueeze(1)
-    return _tensor_mean((batch.old_logprobs - batch.sampler_logprobs)[known].abs().double())
+def _mismatch(batch: EventBatch, config: SRPOConfig) -> dict[str, float]:
+    """Mean absolute log-ratio between the learner's log-probs and the sampler's: per token, member and set, in nats."""
+    assert batch.old_logprobs is not None
+    known = batch.mask & ~batch.sampler_logprobs.isnan() & (batch.processed | (batch.temperature == 1)).unsqueeze(1)
+    metrics = {}
+    levels: tuple[RatioLevel, ...] = ("token", "member", "set")
+    for level in levels:
+        found = srpo_loss(
+            batch.old_logprobs,
+            batch.sampler_logprobs,
+            known,
+            batch.event,
+            torch.zeros(batch.num_events),
+            clip_low=math.inf,
+            clip_high=math.inf,
+            set_norm=config.set_norm,
+            length_norm=config.length_norm,
+            ratio_level=level,
+        )
+        metrics[f"sampler_mismatch_{level}"] = _tensor_mean(found.log_ratio[found.counted].abs())
+    return metrics
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def _tensor_mean(values: Tensor) -> float:
@@ -219,6 +285,9 @@ def _tensor_mean(values: Tensor) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
+def _tensor_std(values: Tensor) -> float:
+    return float(values.double().std(correction=0)) if len(values) else math.nan
+
+
 def _mean(values: list[float]) -> float:
-    values = [value for value in values if not math.isnan(value)]
     return sum(values) / len(values) if values else math.nan

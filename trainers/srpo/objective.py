@@ -154,7 +154,7 @@ def srpo_loss(
         log_ratio=log_ratio.detach(),
         ratio=ratio.detach(),
         clipped=clipped,
-        ratio_clamped=log_ratio.detach() > max_log_ratio,
+        ratio_clamped=log_ratio > max_log_ratio,
         counted=counted,
         advantage=advantage_U,
         set_size=rows.set_size,
@@ -240,7 +240,7 @@ def clipped_surrogate(
     surrogate = ratio * advantage
     surrogate = torch.where(too_high, (1 + clip_high) * advantage, surrogate)
     surrogate = torch.where(too_low, (1 - clip_low) * advantage, surrogate)
-    return surrogate, ratio, (too_high | too_low).detach()
+    return surrogate, ratio, too_high | too_low
 
 
 def _units(rows: Rows, ratio_level: RatioLevel) -> tuple[Tensor, int]:

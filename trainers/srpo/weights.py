@@ -131,5 +131,5 @@ def row_weights(
 
 def spread_weights(weight_M: Tensor, rows: Rows) -> Tensor:
     """[M, T]: each row's weight in equal shares over its sampled tokens."""
-    share_M = weight_M / rows.tokens.clamp(min=1)
+    share_M = weight_M / rows.tokens  # NaN for a row without tokens, which is not chosen below
     return torch.where(rows.sampled, share_M.unsqueeze(1), 0.0)
