@@ -18,7 +18,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from srpo_env.arithmetic import arithmetic
+from srpo_env.arithmetic import split_of
 
 PAD, SYSTEM, USER, ASSISTANT, END, UNKNOWN = (
     "<|pad|>",
@@ -92,15 +92,22 @@ def demonstration(problem: str, draw: random.Random, careless: float) -> str:
 def supervised_step(
     model: Qwen3ForCausalLM, optimiser: torch.optim.Optimizer, rows: Sequence[tuple[list[int], list[int]]]
 ) -> float:
-    """One step on (prompt ids, answer ids); the loss is over the answers alone."""
+    """One step on (prompt ids, answer ids), padded on the left; the loss is over the answers alone."""
     width = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    wanted = torch.zeros(len(rows), width, dtype=torch.bool)
-    for row, (prompt, answer) in enumerate(rows):  # padded on the right: causality keeps it out of sight
-        ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        wanted[row, len(prompt) : len(prompt) + len(answer)] = True
-    logits = model(input_ids=ids).logits[:, :-1]
-    loss = torch.nn.functional.cross_entropy(logits[wanted[:, 1:]], ids[wanted])
+    present, wanted = torch.zeros_like(ids), torch.zeros(len(rows), width, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(rows):
+        ids[row, width - len(prompt) - len(answer) :] = torch.tensor(prompt + answer)
+        present[row, width - len(prompt) - len(answer) :] = 1
+        wanted[row, width - len(answer) :] = True
+    keep = max(len(answer) for _, answer in rows)
+    logits = model(
+        input_ids=ids,
+        attention_mask=present,
+        position_ids=(present.cumsum(1) - 1).clamp(min=0),
+        logits_to_keep=keep + 1,
+    ).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits[wanted[:, -keep:]], ids[wanted])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
@@ -123,7 +130,8 @@ def main() -> None:
     draw = random.Random(args.seed)
     tokenizer = character_tokenizer()
     model = tiny_qwen3(tokenizer)
-    problems = [task.problem for task in arithmetic(split="train", size=6000, seed=args.seed).tasks]
+    numbers = range(10, 100)
+    problems = [f"{a}+{b}=" for a in numbers for b in numbers if split_of(f"{a}+{b}") == "train"]
     prompts = {
         problem: tokenizer.encode(f"{USER}{problem}{END}{ASSISTANT}", add_special_tokens=False) for problem in problems
     }

@@ -65,7 +65,7 @@ def arithmetic(
         sum_ = str(draw.randint(low, high))
         for _ in range(terms - 1):
             sum_ += draw.choice(operations) + str(draw.randint(low, high))
-        if sum_ in tasks or _split(sum_) != split:
+        if sum_ in tasks or split_of(sum_) != split:
             misses += 1
             if misses > 1000 + 50 * size:
                 raise InvalidInput(
@@ -83,7 +83,7 @@ def arithmetic(
     return TaskSet("arithmetic", tuple(tasks.values()))
 
 
-def _split(sum_: str) -> str:
+def split_of(sum_: str) -> str:
     """The split of a sum; sums and products that differ in the order of their numbers only fall on the same side."""
     for sign in "+*":
         parts = sum_.split(sign)

@@ -16,14 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from srpo_env.errors import InvalidRecipe, UnknownName, nearest
 from srpo_env.records import Sampling
 from srpo_env.registry import load, registered
+from srpo_env.yaml_source import read_yaml
+
+_FORMS = ("str", "tuple[str, ...]")
+"""Parts of a pydantic error's location that stand for an alternative, not for a key."""
 
 
 class Section(BaseModel):
     """Base of a recipe's sections: unknown keys are refused, values don't change once read."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
 
 class WorkflowUse(Section):
@@ -159,8 +161,8 @@ class Recipe(Section):
     """Version of the grammar."""
     description: str = ""
     """One or two sentences for lists."""
-    workflow: str | WorkflowUse
-    """The team."""
+    workflow: WorkflowUse
+    """The team; in short, its name or path."""
     tasks: Tasks
     """What is solved."""
     policies: dict[str, PolicyUse] = Field(min_length=1)
@@ -186,10 +188,10 @@ class Recipe(Section):
     run: str | None = None
     """Run folder; left out: runs/<recipe>-<time>."""
 
-    @field_validator("workflow", mode="after")
+    @field_validator("workflow", mode="before")
     @classmethod
-    def _complete(cls, value: str | WorkflowUse) -> WorkflowUse:
-        return WorkflowUse(use=value) if isinstance(value, str) else value
+    def _complete(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) else value
 
     def sampling_of(self, agent: str, *, evaluating: bool = False) -> Sampling:
         """Returns an agent's settings."""
@@ -245,9 +247,11 @@ def load_recipe(target: str | Path, overrides: Iterable[str] | Mapping[str, Any]
     """
     path = find_recipe(target)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        data, _, problems = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidRecipe(f"recipe {path} can't be read: {' '.join(str(error).split())}") from error
+    if problems:
+        raise InvalidRecipe("\n".join(map(str, problems)))
     if not isinstance(data, dict):
         raise InvalidRecipe(
             f"recipe {path} holds a {type(data).__name__}; a recipe is a mapping with workflow, tasks and policies."
@@ -305,7 +309,7 @@ def check_recipe(data: Mapping[str, Any], where: str) -> Recipe:
             Sampling(**{**recipe.sampling.train.model_dump(), **settings})
         except ValidationError as error:
             raise InvalidRecipe(
-                "\n".join(_problem(f"{where}: sampling.agents.{agent}", each) for each in error.errors())
+                "\n".join(_problem(f"{where}: sampling.agents.{agent}", each, Sampling) for each in error.errors())
             ) from error
     return recipe
 
@@ -318,10 +322,10 @@ def _pairs(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[str, Any]
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidRecipe(f"override {text!r}: it has the form key=value, such as learner.clip=0.2 or seed=1.")
-        try:
-            pairs.append((key.strip(), yaml.safe_load(value)))
-        except yaml.YAMLError as error:
-            raise InvalidRecipe(f"override {text!r}: the value is not YAML; put it in quotes.") from error
+        read, _, problems = read_yaml(value or "null", f"override {text!r}")
+        if problems:
+            raise InvalidRecipe("\n".join(map(str, problems)))
+        pairs.append((key.strip(), read))
     return pairs
 
 
@@ -340,10 +344,10 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     at[last] = value
 
 
-def _problem(where: str, error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"])
+def _problem(where: str, error: Any, model: type[BaseModel] = Recipe) -> str:
+    place = ".".join(str(part) for part in error["loc"] if part not in _FORMS)
     if error["type"] == "extra_forbidden":
-        known = _keys_at(error["loc"][:-1])
+        known = _keys_at(error["loc"][:-1], model)
         return (
             f"{where}: unknown key {place!r}; known here are {', '.join(known)}.{nearest(str(error['loc'][-1]), known)}"
         )
@@ -352,8 +356,7 @@ def _problem(where: str, error: Any) -> str:
     return f"{where}: {place}: {error['msg']}, and it is {error['input']!r}."
 
 
-def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    model: Any = Recipe
+def _keys_at(location: tuple[Any, ...], model: Any) -> list[str]:
     for part in location:
         field = getattr(model, "model_fields", {}).get(part)
         if field is not None:

@@ -145,6 +145,7 @@ def evaluate(
         InvalidInput: The recipe or an override breaks a rule.
     """
     from srpo_env.jobs import Job
+    from srpo_env.report import write_report
     from srpo_env.runs import Run
 
     say = say or (lambda line: None)
@@ -160,12 +161,15 @@ def evaluate(
             baseline=None if baseline is None else result_of(baseline),
         )
         for name, found in result.sets.items():
+            run.record("eval", 0, workflow="team", set=name, **found.model_dump())
             say(
                 f"{name}: team {found}, {found.tasks} tasks, {found.output_tokens} output tokens, {found.unscored} "
                 "unscored"
             )
         if result.baseline is not None:
+            run.record("eval", 0, workflow="baseline", **result.baseline.model_dump())
             say(f"baseline {job.recipe.eval.baseline}: {result.baseline}")
+    write_report(run.folder)
     return result
 
 

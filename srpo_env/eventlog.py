@@ -26,6 +26,59 @@ _HEAD = b'{"crc32":"%08x",'
 _HEAD_LENGTH = len(_HEAD % 0)
 
 
+class Journal:
+    """The writer of a run folder's events: what it has acknowledged survives the death of the process.
+
+    Args:
+        folder: A run folder; its `events/` is made where it is missing.
+
+    Attributes:
+        segment: Number of the segment that is being written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.segment = 0
+        self._file: int | None = None
+        (self.folder / "events").mkdir(parents=True, exist_ok=True)
+        self.rotate()
+
+    def rotate(self) -> None:
+        """Goes on in a new segment, so that what was logged until now can be told from what comes."""
+        self.close()
+        numbers = [int(path.stem) for path in (self.folder / "events").glob("*.jsonl") if path.stem.isdecimal()]
+        number = 1 + max(numbers, default=0)
+        while self._file is None:
+            path = self.folder / "events" / f"{number:06d}.jsonl"
+            try:
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+                self.segment = number
+            except FileExistsError:
+                number += 1
+
+    def append(self, event: Event) -> None:
+        """Writes an event; once this returns, it is safe.
+
+        Raises:
+            OSError: The event could not be written whole (a full disk); what was written before stays readable.
+        """
+        if self._file is None:
+            raise OSError(f"{self.folder}: event {event.id} comes after the log was closed; open it again for writing.")
+        line = _line(event)
+        written = os.write(self._file, line)
+        if written != len(line):
+            os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_END) - written)
+            raise OSError(
+                f"{self.folder}: {written} of {len(line)} bytes of event {event.id} were written; is the disk full?"
+            )
+
+    def close(self) -> None:
+        """Closes the segment."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
 class EventLog:
     """Events in the order in which they were logged, in memory and, given a folder, on disk.
 
@@ -34,7 +87,6 @@ class EventLog:
 
     Attributes:
         events: All events.
-        segment: Number of the segment that is being written.
         damage: One line for each torn end of a segment (a writer that was killed in the middle of a write).
 
     Raises:
@@ -48,56 +100,22 @@ class EventLog:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self.events: list[Event] = []
         self.damage: list[str] = []
-        self.segment = 0
-        self._file: int | None = None
-        if self.folder is not None:
-            if not (self.folder / "events").is_dir():
-                raise InvalidInput(
-                    f"{self.folder} is not a run folder: it has no folder `events`; give one that `train` made."
-                )
-            for segment in sorted((self.folder / "events").glob("*.jsonl")):
-                self._read(segment)
+        self.events: list[Event] = [] if folder is None else list(read_events(folder, self.damage))
+        self._journal: Journal | None = None
 
     @classmethod
     def writing(cls, folder: str | Path) -> EventLog:
         """Opens a folder's log for writing, in a new segment; what earlier segments hold is read."""
         folder = Path(folder)
-        (folder / "events").mkdir(parents=True, exist_ok=True)
-        log = cls(folder)
-        log.rotate()
+        log = cls(folder) if (folder / "events").is_dir() else cls()
+        log._journal = Journal(folder)  # noqa: SLF001 - its own class
         return log
 
-    def rotate(self) -> None:
-        """Goes on in a new segment, so that what was logged until now can be told from what comes."""
-        assert self.folder is not None
-        self.close()
-        numbers = [int(path.stem) for path in (self.folder / "events").glob("*.jsonl") if path.stem.isdecimal()]
-        number = 1 + max(numbers, default=0)
-        while self._file is None:
-            path = self.folder / "events" / f"{number:06d}.jsonl"
-            try:
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-                self.segment = number
-            except FileExistsError:
-                number += 1
-
     def append(self, event: Event) -> None:
-        """Logs an event; once this returns, it survives the death of the process.
-
-        Raises:
-            OSError: The event could not be written whole (a full disk); what was written before stays readable.
-        """
-        if self._file is not None:
-            line = _line(event)
-            written = os.write(self._file, line)
-            if written != len(line):
-                os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_END) - written)
-                raise OSError(
-                    f"{self.folder}: {written} of {len(line)} bytes of event {event.id} were written; is the disk full?"
-                )
+        """Logs an event; see `Journal.append`."""
+        if self._journal is not None:
+            self._journal.append(event)
         self.events.append(event)
 
     def batch(self, name: str | None = None) -> EventBatch:
@@ -115,35 +133,15 @@ class EventLog:
         return list(found.values())
 
     def close(self) -> None:
-        """Closes the segment; the log stays readable."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Closes the file; the log stays readable."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def extend(self, events: Iterable[Event]) -> None:
         """Logs several events."""
         for event in events:
             self.append(event)
-
-    def _read(self, segment: Path) -> None:
-        data = segment.read_bytes()
-        offset = 0
-        for line in data.split(b"\n"):
-            end = offset + len(line)
-            if line:
-                event = _event(line, segment)
-                if isinstance(event, Event):
-                    self.events.append(event)
-                elif end == len(data):
-                    self.damage.append(
-                        f"{segment}: torn line at byte {offset} ({event}); its event was never acknowledged."
-                    )
-                else:
-                    raise DamagedLog(
-                        f"{segment}: damaged line at byte {offset} ({event}); only the last line of a segment may be "
-                        "torn. Restore the file, or move it out of `events/` to go on without it."
-                    )
-            offset = end + 1
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
@@ -158,6 +156,40 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_events(folder: str | Path, damage: list[str] | None = None) -> Iterator[Event]:
+    """Yields the events of a run folder one at a time: a long run holds more than fit in memory.
+
+    Args:
+        folder: A run folder.
+        damage: Gets one line for each torn end of a segment.
+
+    Raises:
+        InvalidInput, DamagedLog: See `EventLog`.
+    """
+    folder = Path(folder)
+    if not (folder / "events").is_dir():
+        raise InvalidInput(f"{folder} is not a run folder: it has no folder `events`; give one that `train` made.")
+    for segment in sorted((folder / "events").glob("*.jsonl")):
+        yield from _read_segment(segment, [] if damage is None else damage)
+
+
+def _read_segment(segment: Path, damage: list[str]) -> Iterator[Event]:
+    offset = 0
+    with segment.open("rb") as file:
+        for line in file:  # a binary file's lines end at b"\n" only
+            found = _event(line.rstrip(b"\n"), segment)
+            if isinstance(found, Event):
+                yield found
+            elif not line.endswith(b"\n"):
+                damage.append(f"{segment}: torn line at byte {offset} ({found}); its event was never acknowledged.")
+            else:
+                raise DamagedLog(
+                    f"{segment}: damaged line at byte {offset} ({found}); only the last line of a segment may be "
+                    "torn. Restore the file, or move it out of `events/` to go on without it."
+                )
+            offset += len(line)
 
 
 def _line(event: Event) -> bytes:

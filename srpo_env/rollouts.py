@@ -12,7 +12,7 @@ from typing import Any
 
 from srpo_env.episode import Episode, Ids
 from srpo_env.errors import InvalidInput, PolicyError, nearest
-from srpo_env.eventlog import EventLog
+from srpo_env.eventlog import EventLog, Journal
 from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
 from srpo_env.portal import run
@@ -171,7 +171,7 @@ async def run_episodes(
     plan: Plan,
     episodes: Sequence[Start],
     *,
-    log: EventLog | None = None,
+    log: EventLog | Journal | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> list[list[Event]]:
     """Runs episodes side by side, at most `plan.max_in_flight` at once, and logs each event as it happens.

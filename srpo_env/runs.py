@@ -23,7 +23,7 @@ from typing import Any
 
 from srpo_env.config import Recipe
 from srpo_env.errors import InvalidInput, RunExists
-from srpo_env.eventlog import EventLog
+from srpo_env.eventlog import Journal
 
 _SEGMENTS = "segments.json"
 """In a checkpoint: the last segment of the event log that it has learned from."""
@@ -37,7 +37,7 @@ class Run:
         self.folder = folder
         self.recipe = recipe
         self.name = name
-        self.log = EventLog.writing(folder)
+        self.log = Journal(folder)
 
     @classmethod
     def create(cls, recipe: Recipe, name: str) -> Run:
@@ -77,8 +77,7 @@ class Run:
         if recipe.run is None or not (folder / "config.yaml").is_file():
             raise InvalidInput(
                 f"{str(folder) if recipe.run else 'the run'!r} can't be resumed: it has no config.yaml; give the "
-                f"run's folder, as in "
-                "`srpo-env train runs/mine --resume`."
+                "run's folder, as in `srpo-env train runs/mine --resume`."
             )
         found = checkpoints(folder)
         last = found[-1] if found else None
@@ -88,13 +87,9 @@ class Run:
         update = int(last.name) if last else -1
         aside = _unused(folder / "aside" / time.strftime("%Y%m%d-%H%M%S"))
         aside.mkdir(parents=True)
-        write_whole(
-            aside / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines if line["update"] > update)
-        )
-        kept_lines = [
-            line for line in lines if line["update"] < update or (line["update"] == update and line["kind"] == "update")
-        ]
-        write_whole(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept_lines))
+        for path, belongs in ((aside, False), (folder, True)):
+            chosen = [line for line in lines if (_place(line) <= (update, 0)) == belongs]
+            write_whole(path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in chosen))
         for path in later:
             path.replace(aside / path.name)
         return cls(folder, recipe, name), last
@@ -145,6 +140,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     return [json.loads(line) for line in lines if line]
+
+
+def _place(line: Mapping[str, Any]) -> tuple[int, int]:
+    """When a line of metrics was written: an update's own line before its checkpoint, all others after it."""
+    return line["update"], 0 if line["kind"] == "update" else 1
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -12,10 +12,12 @@ from pydantic import BaseModel, ConfigDict
 
 from srpo_env.config import Recipe
 from srpo_env.evaluation import SetResult, interval_of, result_of, scores_by_task
+from srpo_env.eventlog import read_events
 from srpo_env.jobs import Job
 from srpo_env.protocols import Trainer
+from srpo_env.records import Event
 from srpo_env.report import write_report
-from srpo_env.runs import Run
+from srpo_env.runs import Run, checkpoints
 from srpo_env.sampling_metrics import sampling_metrics
 
 Say = Callable[[str], None]
@@ -78,9 +80,8 @@ def train(
             result = _run(job, run, trainer, checkpoint, say, started)
         write_report(run.folder)
     except BaseException as error:
-        error.add_note(
-            f"The run lies in {run.folder}; `srpo-env train {run.folder} --resume` goes on from its last checkpoint."
-        )
+        resumable = f"; `srpo-env train {run.folder} --resume` goes on from its last checkpoint"
+        error.add_note(f"The run lies in {run.folder}{resumable if checkpoints(run.folder) else ''}.")
         raise
     _sum_up(result, job, say)
     return result
@@ -94,7 +95,7 @@ def _run(job: Job, run: Run, trainer: Trainer, checkpoint: Path | None, say: Say
     else:
         trainer.load(checkpoint)
         first = int(checkpoint.name) + 1
-        before = _trial(job, run, 0)
+        before = _first_trial(job, run)
         say(f"resumed after update {first - 1}, from {checkpoint}")
     for update in range(first, recipe.updates + 1):
         line = _update(job, run, trainer, update)
@@ -152,8 +153,7 @@ class Trial:
 
 
 def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
-    job.try_held_out(run, update=update, samples=job.recipe.eval.samples)
-    trial = _trial(job, run, update)
+    trial = _trial(job, *job.try_held_out(run, update=update, samples=job.recipe.eval.samples))
     for name, found in (("team", trial.team), ("baseline", trial.baseline)):
         if found is not None:
             run.record("eval", update, workflow=name, **found.model_dump())
@@ -163,13 +163,22 @@ def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
     return trial
 
 
-def _trial(job: Job, run: Run, update: int) -> Trial:
-    """The evaluation after an update, from the log."""
-    team, baseline = run.log.episodes(f"eval-{update}"), run.log.episodes(f"baseline-{update}")
+def _first_trial(job: Job, run: Run) -> Trial:
+    """The evaluation before the first update, from the log."""
+    found: dict[str, dict[str, list[Event]]] = {"eval-0": {}, "baseline-0": {}}
+    for event in read_events(run.folder):
+        if event.batch in found:
+            found[event.batch].setdefault(event.episode, []).append(event)
+    team, baseline = (list(episodes.values()) for episodes in found.values())
+    return _trial(job, team, baseline)
+
+
+def _trial(job: Job, team: list[list[Event]], baseline: list[list[Event]] | None) -> Trial:
+    has_baseline = job.baseline is not None and baseline is not None
     return Trial(
         team=result_of(team),
-        baseline=None if job.baseline is None else result_of(baseline),
-        scores=scores_by_task(team if job.baseline is None else baseline),
+        baseline=result_of(baseline or []) if has_baseline else None,
+        scores=scores_by_task(baseline or [] if has_baseline else team),
     )
 
 
@@ -259,6 +268,7 @@ def sample(
     with Run.create(job.recipe, job.name) as run:
         say(f"{job.name}: {job.graph.workflow.name} (K <= {job.graph.k_max}); run {run.folder}")
         done = job.sample(run, 1, episodes=episodes)
+    write_report(run.folder)
     found = result_of(done)
     return SampleResult(
         run=str(run.folder),

@@ -40,6 +40,12 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     assert logprobs.unique().tolist() == pytest.approx([math.log(0.5)])
 
 
+def test_a_draw_on_a_boundary_skips_tokens_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srpo_env.agents.choosing.uniform", lambda *_: np.array([0.0, 0.5]))
+    ids, _ = draws([-math.inf, 0.0, -math.inf, 0.0], 2)
+    assert ids.tolist() == [1, 3]
+
+
 def test_greedy_rows_take_the_first_maximum_and_their_neighbours_sample() -> None:
     settings = Settings.of([Sampling(temperature=0), Sampling()] * 300, range(600), CPU)
     ids, logprobs = choose(torch.tensor([[0.0, 1.0, 1.0]] * 600), settings, [0] * 600)

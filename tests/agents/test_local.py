@@ -307,6 +307,26 @@ def test_weights_that_diverged_fail_the_row_and_do_not_stay(folder: Path, ask: A
     assert ask.outputs(policy, [request])[0].output_ids == ask.outputs(shared_policy, [request])[0].output_ids
 
 
+def test_what_a_diverged_row_leaves_in_the_cache_reaches_no_later_row(folder: Path, ask: Any, forced: Any) -> None:
+    policy = LocalPolicy(folder)
+    policy._generator.stop_ids = frozenset()
+    weight = policy.model.get_input_embeddings().weight
+    good, steps = weight.detach().clone(), iter(range(1000))
+
+    def diverge(*_: Any) -> None:
+        if next(steps) == 20:
+            weight.data.fill_(torch.nan)
+
+    handle = policy.model.register_forward_pre_hook(diverge)
+    broken = ask.outcomes(policy, [ask.request("a", seed, max_tokens=60) for seed in range(3)])
+    assert all(isinstance(outcome, PolicyError) for outcome in broken)
+    handle.remove()
+    policy.load_weights({**policy.model.state_dict(), "model.embed_tokens.weight": good, "lm_head.weight": good}, 1)
+    requests = [ask.request("a", max_tokens=5), ask.request("x1" * 20, max_tokens=5)]
+    outputs = ask.outputs(policy, requests)
+    assert worst(policy, forced, requests, outputs) < 1e-4
+
+
 @pytest.mark.parametrize("form", ["folder", "state", "untied state", "in place"])
 def test_new_weights_change_outputs_and_version(folder: Path, other_folder: Path, ask: Any, form: str) -> None:
     policy, other = LocalPolicy(folder), LocalPolicy(other_folder)

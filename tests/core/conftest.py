@@ -130,7 +130,7 @@ class Scripted:
         return Output(text=said) if isinstance(said, str) else said
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scripted() -> type[Scripted]:
     """A policy that answers by a function of the request and notes what it was asked together."""
     return Scripted

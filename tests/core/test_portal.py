@@ -1,7 +1,6 @@
 """Can asynchronous code be driven from anywhere?"""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -59,7 +58,8 @@ def test_an_interrupted_call_leaves_nothing_running() -> None:
     cancelled = threading.Event()
 
     async def long() -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:

@@ -60,10 +60,8 @@ def run(plan: Plan, episodes: Sequence[Start], **values: Any) -> list[list[Event
 
 
 @pytest.fixture(scope="module")
-def one_at_a_time() -> list[Event]:
-    from srpo_env.agents import ScriptedPolicy
-
-    return play("solver_verifier", ScriptedPolicy(verdict_of), max_in_flight=1).events
+def one_at_a_time(scripted: Any) -> list[Event]:
+    return play("solver_verifier", scripted(verdict_of), max_in_flight=1).events
 
 
 @pytest.mark.parametrize("in_process", [True, False])
@@ -168,7 +166,7 @@ def test_when_not_deterministic_every_set_is_sampled_at_once(scripted: Any) -> N
     assert sorted(policy.batches) == [[(task, episode, 0, 0)] for task in (0, 1) for episode in (0, 1)]
 
 
-@settings(max_examples=settings.default.max_examples // 8)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(in_flight=st.integers(1, 9), episodes=st.integers(1, 9), near=st.booleans(), seed=st.integers(0, 9))
 def test_no_mixture_of_policies_waits_for_ever(in_flight: int, episodes: int, near: bool, seed: int) -> None:
     class Random:
@@ -250,7 +248,7 @@ def test_an_unexpected_exception_cancels_the_others_and_nothing_is_logged_afterw
     log = EventLog()
     plan = plan_of(srpo_env.make("single_agent").graph, {"main": scripted(said, in_process=False)})
     assert asyncio.run(both()) == 0
-    assert cancelled == [0, 2]
+    assert sorted(cancelled) == [0, 2]
 
 
 def test_an_exception_of_a_reward_surfaces_itself(scripted: Any) -> None:
@@ -329,8 +327,13 @@ def test_a_row_seed_fits_in_63_bits_and_depends_on_nothing_else(seed: int, group
 
 @pytest.mark.parametrize(
     "other",
-    [(1, "g", RequestKey(0, 0, 0, 0)), (0, "h", RequestKey(0, 0, 0, 0)), (0, "g", RequestKey(0, 1, 0, 0))]
-    + [(0, "g", RequestKey(0, 0, 1, 0)), (0, "g", RequestKey(0, 0, 0, 1))],
+    [
+        (1, "g", RequestKey(0, 0, 0, 0)),
+        (0, "h", RequestKey(0, 0, 0, 0)),
+        (0, "g", RequestKey(0, 1, 0, 0)),
+        (0, "g", RequestKey(0, 0, 1, 0)),
+        (0, "g", RequestKey(0, 0, 0, 1)),
+    ],
     ids=["seed", "group", "episode", "step", "member"],
 )
 def test_a_row_seed_depends_on_the(other: tuple[int, str, RequestKey]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,19 @@ def gpt2(seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**(settings | changes))).double()
 
 
+def copies(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Builds a model once and gives copies of it."""
+    built: dict[str, Any] = {}
+
+    def build_or_copy(seed: int = 0, **changes: Any) -> Any:
+        key = f"{seed} {sorted(changes.items())}"
+        if key not in built:
+            built[key] = build(seed, **changes)
+        return copy.deepcopy(built[key])
+
+    return build_or_copy
+
+
 def qwen3(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
     """The architecture of the tiny policy that ships, in float32."""
     torch.manual_seed(seed)
@@ -101,11 +115,13 @@ class Trained:
 class Make:
     """What makes things."""
 
-    gpt2: Callable[..., GPT2LMHeadModel] = gpt2
-    qwen3: Callable[..., Qwen3ForCausalLM] = qwen3
+    gpt2: Callable[..., GPT2LMHeadModel] = copies(gpt2)
+    qwen3: Callable[..., Qwen3ForCausalLM] = copies(qwen3)
     policy: Callable[[PreTrainedModel], Trained] = Trained
 
-    def member(self, output: Sequence[int] | None = (1, 2), prompt: Sequence[int] | None = (3, 4), **values: Any) -> Member:
+    def member(
+        self, output: Sequence[int] | None = (1, 2), prompt: Sequence[int] | None = (3, 4), **values: Any
+    ) -> Member:
         made: dict[str, Any] = {
             "agent": "solver",
             "index": 0,

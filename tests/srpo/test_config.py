@@ -67,7 +67,10 @@ def test_one_number_is_both_distances() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give \\[low, high]"),
+        (
+            {},
+            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give \\[low, high]",
+        ),
         ({"preset": "gpso"}, "learner: preset: .* it is 'gpso'. Did you mean 'gspo'?"),
         ({"preset": ["srpo"]}, "learner: preset: .* it is \\['srpo'\\]"),
         ({"clip": 0.2, "set_norms": "sqrt"}, "learner: unknown key 'set_norms'; known are .* Did you mean 'set_norm'?"),

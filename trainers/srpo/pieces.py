@@ -86,9 +86,9 @@ def _same_prompts(batch: EventBatch, rows: Tensor, start: Tensor) -> tuple[Tenso
 def _first_of_each(contents: Iterable[Hashable]) -> tuple[Tensor, Tensor]:
     """The first place of each different content, and for each content its number."""
     numbers: dict[Hashable, int] = {}
-    number = [numbers.setdefault(content, len(numbers)) for content in contents]
+    number = torch.tensor([numbers.setdefault(content, len(numbers)) for content in contents], dtype=torch.int64)
     first = torch.full((len(numbers),), len(number))
-    return first.scatter_reduce(0, torch.tensor(number), torch.arange(len(number)), "amin"), torch.tensor(number)
+    return first.scatter_reduce(0, number, torch.arange(len(number)), "amin"), number
 
 
 def _piece(rows: Tensor, prompts: Tensor, prompt_of: Tensor, start: Tensor, chosen: Tensor) -> Piece:

@@ -1,0 +1,312 @@
+"""Are the log-probs those of a plain forward pass of each row, however rows are cut, shared and padded?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from srpo_env.batch import EventBatch
+from srpo_env.records import Sampling
+from srpo_env.trainers.srpo.pieces import cut, distinct
+from srpo_env.trainers.srpo.scoring import Scorer, as_grid
+
+
+def sampled(batch: EventBatch) -> Tensor:
+    return torch.nonzero(batch.mask.any(1)).flatten()
+
+
+def scores(scorer: Scorer, batch: EventBatch) -> tuple[Tensor, Tensor]:
+    """[M, T] log-probs and entropies."""
+    dtype = torch.promote_types(scorer.model.dtype, torch.float32)
+    with torch.no_grad():
+        return as_grid(scorer.score(batch, sampled(batch), entropy=True), batch.mask.shape, dtype)
+
+
+def worst(scorer: Scorer, batch: EventBatch, plain: Any) -> float:
+    """Largest difference to the plain forward pass of each row."""
+    with torch.no_grad():
+        expected = plain.logprobs(scorer.model, batch, range(batch.num_members))
+    return float((scores(scorer, batch)[0] - expected).abs().max())
+
+
+class Table(nn.Module):
+    """Gives the logits at each position that it was made with, whatever the tokens."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+        self.config = SimpleNamespace(get_text_config=SimpleNamespace)
+        self.device = torch.device("cpu")
+        self.dtype = logits.dtype
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = False
+    ) -> SimpleNamespace:
+        logits = self.logits[: input_ids.shape[1]]
+        return SimpleNamespace(logits=logits.expand(len(input_ids), *logits.shape))
+
+
+def one_row(make: Any, output: list[int], prompt: list[int], **values: Any) -> EventBatch:
+    return EventBatch.from_events([make.event([make.member(output, prompt, **values)])])
+
+
+# --------------------------------------------------------------------------------- against one by one
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared prompts", "own prompts"])
+@pytest.mark.parametrize("tokens", [1, 17, 60, 10**6])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_each_row_alone(
+    make: Any, plain: Any, shared: bool, tokens: int, temperature: float
+) -> None:  # B033
+    batch = make.batch(1, groups=3, shared_prompts=shared, temperature=temperature)
+    assert worst(Scorer(make.gpt2().eval(), tokens), batch, plain) < 1e-12
+    assert worst(Scorer(make.qwen3().eval(), tokens), batch, plain) < 1e-5
+
+
+def test_prompts_of_3_and_7_tokens_in_one_pass_are_scored_as_alone(make: Any, plain: Any) -> None:  # B033
+    rows = [make.member([1, 2, 3], range(3)), make.member([4], range(7)), make.member([5, 6], range(7))]
+    batch = EventBatch.from_events([make.event(rows)])
+    scorer = Scorer(make.gpt2().eval())
+    assert worst(scorer, batch, plain) < 1e-12
+    (piece,) = scorer.pieces(batch, sampled(batch))
+    assert (len(piece.rows), len(piece.prompts)) == (3, 2)
+
+
+def test_entropies_are_those_of_the_tempered_distribution(make: Any) -> None:
+    batch = make.batch(2, temperature=0.6)
+    model = make.gpt2().eval()
+    _, entropy = scores(Scorer(model, 40), batch)
+    for row in sampled(batch).tolist():
+        ids = batch.ids[row : row + 1, : int(batch.length[row])]
+        p = torch.softmax(model(ids).logits[0] / batch.temperature[row], dim=-1)
+        expected = -(p * p.log()).sum(-1)
+        places = torch.nonzero(batch.mask[row]).flatten()
+        assert torch.allclose(entropy[row, places], expected[places - 1], atol=1e-12)
+    assert float(entropy[~batch.mask].abs().max()) == 0
+
+
+def test_a_token_is_predicted_by_the_position_before_it(make: Any) -> None:  # B031
+    ids = [11, 12, 21, 22, 23, 2]
+    logits = torch.full((6, 30), -1e4)
+    for place, following in enumerate(ids[1:]):
+        logits[place, following] = 0.0
+    batch = one_row(make, ids[2:], ids[:2])
+    logprobs, entropy = scores(Scorer(Table(logits)), batch)  # type: ignore[arg-type]
+    assert logprobs.tolist() == [[0] * 6]
+    assert entropy.tolist() == [[0] * 6]
+    assert int(batch.mask.sum()) == 4
+
+
+def test_the_temperature_of_the_row_divides_the_logits(make: Any) -> None:  # B024
+    batch = one_row(make, [0] * 20, [1], sampling=Sampling(temperature=0.5))
+    logprobs, _ = scores(Scorer(Table(torch.tensor([[2.0, 0.0]]).repeat(21, 1))), batch)  # type: ignore[arg-type]
+    assert float(logprobs[0, 1:].mean()) == pytest.approx(-0.01815, abs=1e-5)
+
+
+def test_bf16_logits_go_through_a_float32_softmax(make: Any) -> None:  # B026
+    logits = torch.tensor([[2.0, 1.9, 0.0]], dtype=torch.bfloat16).repeat(4, 1)
+    logprobs, _ = scores(Scorer(Table(logits)), one_row(make, [0, 1, 2], [0]))  # type: ignore[arg-type]
+    assert logprobs[0, 1:].tolist() == pytest.approx(torch.log_softmax(logits[0].float(), dim=0).tolist(), abs=1e-6)
+    assert logprobs[0, 1:].tolist() == pytest.approx([-0.7130, -0.8130, -2.7130], abs=6e-3)
+
+
+def test_bf16_autocast_keeps_float32_log_probs(make: Any, plain: Any) -> None:
+    scorer = Scorer(make.qwen3().eval(), autocast="bfloat16")
+    assert worst(scorer, make.batch(1), plain) < 0.3
+    with torch.no_grad():
+        batch = make.batch(1)
+        assert all(part.logprobs.dtype == torch.float32 for part in scorer.score(batch, sampled(batch)))
+
+
+def tool_rows(make: Any, prompt: list[int] | None = None) -> EventBatch:
+    """Two rows: sampled (ids 1 to 4), tool text (5 to 9), sampled again (10 to 12)."""
+    rows = [make.member([*range(1, 12), last], prompt or [0]) for last in (12, 13)]
+    batch = EventBatch.from_events([make.event(rows)])
+    start = len(prompt or [0])
+    mask = batch.mask.clone()
+    mask[:, start + 4 : start + 9] = False
+    return replace(batch, mask=mask)
+
+
+def test_only_positions_that_predict_sampled_tokens_get_a_gradient(make: Any) -> None:  # B034
+    model = Table(torch.zeros(13, 30))
+    (part,) = Scorer(model).score(tool_rows(make), torch.arange(2))  # type: ignore[arg-type]
+    part.logprobs.sum().backward()
+    assert model.logits.grad is not None
+    moved = (model.logits.grad != 0).any(1).int().tolist()  # at t it predicts id t + 1
+    assert moved == [1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0]
+
+
+def test_tool_text_between_sampled_tokens_is_read_and_not_scored(make: Any, plain: Any) -> None:  # B034
+    batch = tool_rows(make, [20, 21, 22])
+    scorer = Scorer(make.gpt2().eval())
+    assert worst(scorer, batch, plain) < 1e-12
+    assert float(scores(scorer, batch)[0][~batch.mask].abs().max()) == 0
+
+
+# -------------------------------------------------------------------------------------- self-checks
+
+
+@pytest.mark.parametrize("kind", ["scaled", "capped"])
+def test_a_head_that_does_more_than_multiply_is_called_whole(make: Any, plain: Any, kind: str) -> None:
+    model = make.gpt2().eval()
+    if kind == "capped":  # so small that a cap at 30 changes little
+        model.transformer.ln_f.weight.data.mul_(0.02)
+        model.transformer.ln_f.bias.data.zero_()
+    forward = model.forward
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        out.logits = out.logits * 0.5 if kind == "scaled" else 30 * torch.tanh(out.logits / 30)
+        return out
+
+    model.forward = changed
+    scorer = Scorer(model, 40)
+    assert worst(scorer, make.batch(1), plain) < 1e-12
+    batch = make.batch(1)
+    assert all(
+        len(piece.prompts) == len(piece.rows) for piece in scorer.pieces(batch, distinct(batch, sampled(batch))[0])
+    )
+
+
+@pytest.mark.parametrize("fault", ["no cache", "own positions"])
+def test_a_model_that_cannot_go_on_from_a_prompt_is_given_whole_rows(
+    make: Any, plain: Any, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    model = make.gpt2().eval()
+    forward = model.transformer.forward
+    dropped = {"no cache": ("cache", "past_key_values"), "own positions": ("position_ids",)}[fault]
+
+    def lacking(*args: Any, **given: Any) -> Any:
+        return forward(*args, **{name: value for name, value in given.items() if name not in dropped})
+
+    model.transformer.forward = lacking
+    batch = make.batch(1, groups=3)
+    scorer = Scorer(model, 60)
+    assert worst(scorer, batch, plain) < 1e-12
+    assert "GPT2LMHeadModel can't share prompts" in caplog.text
+    assert len(caplog.records) == 1
+    rows, _ = distinct(batch, sampled(batch))
+    assert all(whole_cost(batch, piece.rows) <= 60 for piece in scorer.pieces(batch, rows) if len(piece.rows) > 1)
+
+
+def test_layers_with_a_window_are_given_whole_rows(make: Any) -> None:
+    """A window counts places in the cache, the padding between a prompt and what follows among them."""
+    model = make.qwen3(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    batch = make.batch(1)
+    rows, _ = distinct(batch, sampled(batch))
+    assert all(len(piece.prompts) == len(piece.rows) for piece in Scorer(model.eval()).pieces(batch, rows))
+
+
+def test_no_shared_prompt_costs_no_check(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Scorer(make.gpt2().eval())
+    monkeypatch.setattr(scorer, "_sharing_is_exact", lambda *_: pytest.fail("checked"))
+    batch = make.batch(1, shared_prompts=False)
+    scores(scorer, batch)
+
+
+# --------------------------------------------------------------------------------- what is computed
+
+
+def whole_cost(batch: EventBatch, rows: Tensor) -> int:
+    return int(batch.length[rows].max()) * len(rows)
+
+
+def starts(batch: EventBatch, rows: Tensor) -> Tensor:
+    return batch.mask[rows].int().argmax(1)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**31), st.integers(1, 200), st.booleans(), st.booleans())
+def test_pieces_hold_every_row_once_and_keep_to_the_budget(
+    make: Any, seed: int, tokens: int, shared: bool, by: bool
+) -> None:
+    batch = make.batch(seed, groups=seed % 3 + 1, shared_prompts=shared)
+    rows, _ = distinct(batch, sampled(batch))
+    pieces = cut(batch, rows, tokens, share_prompts=by)
+    assert sorted(torch.cat([piece.rows for piece in pieces]).tolist()) == sorted(rows.tolist())
+    for piece in pieces:
+        start, length = starts(batch, piece.rows), batch.length[piece.rows]
+        assert piece.start.tolist() == start.tolist()
+        assert torch.equal(piece.prompt_of.unique(), torch.arange(len(piece.prompts)))
+        for row, place, end in zip(piece.rows.tolist(), piece.prompt_of.tolist(), start.tolist(), strict=True):
+            prompt = int(piece.prompts[place])
+            assert int(starts(batch, torch.tensor([prompt]))) == end
+            assert batch.ids[prompt, :end].tolist() == batch.ids[row, :end].tolist()
+        if len(piece.rows) > 1:
+            assert int(start.max()) * len(piece.prompts) + int((length - start).max()) * len(piece.rows) <= tokens
+        if by:
+            contents = {
+                tuple(batch.ids[p, :n].tolist()) for p, n in zip(piece.rows.tolist(), start.tolist(), strict=True)
+            }
+            assert len(contents) == len(piece.prompts)
+
+
+def test_a_piece_takes_what_fits(make: Any) -> None:
+    rows = [make.member([i, 1], [2, 3, 4]) for i in range(4)]  # 3 + 2 n tokens
+    batch = EventBatch.from_events([make.event(rows)])
+    sizes = [[len(piece.rows) for piece in cut(batch, torch.arange(4), n, share_prompts=True)] for n in (1, 7, 9, 11)]
+    assert sizes == [[1, 1, 1, 1], [2, 2], [3, 1], [4]]
+
+
+class Watched:
+    """Counts what the body and the head of a GPT-2 compute."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.tokens, self.predicted = model, 0, 0
+        model.transformer.wte.register_forward_hook(lambda _, args, __: self._add(tokens=args[0].numel()))
+        model.lm_head.register_forward_hook(lambda _, args, __: self._add(predicted=args[0][..., 0].numel()))
+
+    def _add(self, tokens: int = 0, predicted: int = 0) -> None:
+        self.tokens += tokens
+        self.predicted += predicted
+
+
+def test_prompts_pass_once_and_never_reach_the_head(make: Any) -> None:
+    prompt = list(range(20))
+    rows = [make.member([i, 5], prompt) for i in range(6)]
+    batch = EventBatch.from_events([make.event(rows)])
+    scorer = Scorer(make.gpt2().eval())
+    scores(scorer, batch)  # with the self-checks
+    watched = Watched(scorer.model)
+    scores(scorer, batch)
+    assert watched.tokens == 20 + 6  # the last token is predicted and not read
+    assert watched.predicted == 12
+
+
+def test_equal_rows_are_computed_once_and_all_get_their_share_of_the_gradient(make: Any) -> None:
+    rows = [
+        make.member([7, 8]),
+        make.member([7, 8]),
+        make.member([7, 9]),
+        make.member([7, 8], sampling=Sampling(temperature=0.5)),
+    ]
+    batch = EventBatch.from_events([make.event(rows)])
+    first, same = distinct(batch, torch.arange(4))
+    assert (first.tolist(), same.tolist()) == ([0, 2, 3], [0, 0, 2, 3])
+    found = []
+    for weights in ([1.0, 1.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0]):
+        model = make.gpt2().eval()
+        for part in Scorer(model).score(batch, torch.arange(4)):
+            (part.logprobs.sum(1) * torch.tensor(weights)[part.rows]).sum().backward()
+        found.append(model.lm_head.weight.grad)
+    assert torch.allclose(*found, atol=1e-12)
+
+
+def test_rows_that_differ_in_their_mask_are_not_equal(make: Any) -> None:
+    batch = EventBatch.from_events([make.event([make.member([7, 8]), make.member([7, 8])])])
+    mask = batch.mask.clone()
+    mask[1, 2] = False
+    first, _ = distinct(replace(batch, mask=mask), torch.arange(2))
+    assert first.tolist() == [0, 1]
