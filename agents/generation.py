@@ -29,7 +29,7 @@ _KEPT_BYTES = 1 << 28
 
 
 class Interrupted(Exception):
-    """The sampling was called off in the middle of a forward pass."""
+    """The sampling was called off in the middle of a prefill."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class Generator:
         text: Decodes ids; for stop strings.
         max_rows: Most rows in the batch.
         cache_bytes: Most memory of their keys and values; at least one row is always let in.
-        interrupted: Asked in every layer of a long forward pass, and between steps.
+        interrupted: Asked in every layer of a prefill, which may take long.
     """
 
     def __init__(
@@ -230,8 +230,6 @@ class Generator:
         slots.resize(*(most if self._fits(*most) else (rows, columns)), len(self._rows))
 
     def _decode(self) -> list[Row]:
-        if self._interrupted():
-            raise Interrupted
         self._make_columns()
         rows, slots, device = self._rows, self._slots, self._model.device
         if self._settings is None:

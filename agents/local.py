@@ -244,7 +244,7 @@ class LocalPolicy:
         with self._arrival:
             if not self._open:
                 self._arrival.wait_for(lambda: self._calls or self._closed, timeout=_LINGER_S)
-            if self._closed or (not self._open and not self._calls):
+            if self._stopped() or not (self._open or self._calls):
                 self._end()
                 return []
             if self._deterministic:
@@ -266,11 +266,11 @@ class LocalPolicy:
 
     def _interrupted(self) -> bool:
         """Whether nobody waits for the rows any more."""
-        return (
-            self._closed
-            or not threading.main_thread().is_alive()
-            or all(call.outcomes.cancelled() for call in self._open)
-        )
+        return self._stopped() or all(call.outcomes.cancelled() for call in self._open)
+
+    def _stopped(self) -> bool:
+        """Whether the policy is closed, or the program ends and waits for this thread."""
+        return self._closed or not threading.main_thread().is_alive()
 
     def _begin(self, calls: Sequence[_Call]) -> None:
         """Puts the rows of calls into the batch."""

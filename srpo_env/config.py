@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from srpo_env.errors import InvalidRecipe, UnknownName, nearest
 from srpo_env.records import Sampling
 from srpo_env.registry import load, registered
-from srpo_env.yaml_source import read_yaml
+from srpo_env.yaml_source import read_yaml, write_yaml
 
 _FORMS = ("str", "tuple[str, ...]")
 """Parts of a pydantic error's location that stand for an alternative, not for a key."""
@@ -200,7 +199,7 @@ class Recipe(Section):
 
     def to_yaml(self) -> str:
         """Returns the recipe as it would be written, defaults included."""
-        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+        return write_yaml(self.model_dump(mode="json", by_alias=True))
 
 
 def recipe_folders() -> list[Path]:
@@ -341,7 +340,17 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
                 f"override {key}={value}: {'.'.join(parents[: position + 1])!r} is {below!r} and has no keys."
             )
         at = below
+    if value != at.get(last):
+        _drop_settings_of_another(at, key)
     at[last] = value
+
+
+def _drop_settings_of_another(section: dict[str, Any], key: str) -> None:
+    """Drops the settings that belong to the task set, backend or workflow that another one takes the place of."""
+    for ending, own in ((".use", TasksUse), (".backend", SampleUse)):
+        if key.endswith(ending):
+            for each in set(section) - set(own.model_fields):
+                del section[each]
 
 
 def _problem(where: str, error: Any, model: type[BaseModel] = Recipe) -> str:

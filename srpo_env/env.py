@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 from gymnasium import spaces
@@ -46,7 +46,7 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         (1.0, True, '4')
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 4}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}
 
     def __init__(
         self,
@@ -122,13 +122,11 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         """See `areset`."""
         return on_background_loop(functools.partial(self.areset, seed=seed, options=options))
 
-    def step(  # type: ignore[override]
-        self, action: Sequence[Any]
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Sequence[Any]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """See `astep`."""
         return on_background_loop(functools.partial(self.astep, action))
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Returns the episode so far as text (`ansi`); in `human` mode each step is printed as it is taken."""
         if self.render_mode == "ansi" and self.episode is not None:
             return as_text(self.episode.events)

@@ -345,6 +345,8 @@ class Episode:
                 )
             )
             self._tokens += len(output.output_ids or ())
+        if not any(self.graph.workflow.agents[member.agent].tools for member in members):
+            return members
         calls = await asyncio.gather(*(self._calls(member) for member in members))
         return [
             member.model_copy(update={"tool_calls": made}) if made else member

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,7 @@ def _at_checkpoint(recipe: Recipe, folder: Path, overrides: Iterable[str]) -> Re
     return recipe.model_copy(update={"policies": policies, "run": recipe.run if keeps_run else None})
 
 
+@lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> list[int]:
     order = list(range(size))
     random.Random(f"{seed}/tasks/{epoch}").shuffle(order)

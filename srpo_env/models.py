@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from srpo_env.errors import MissingModel, UnknownName, nearest
 from srpo_env.registry import load, registered
@@ -88,10 +88,9 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
     place = resolve_model(name)
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     tokenizer = load_tokenizer(name)
+    automatic: Any = AutoModelForCausalLM
     with _loading(name):
-        model, found = AutoModelForCausalLM.from_pretrained(
-            place, dtype=getattr(torch, dtype), output_loading_info=True
-        )
+        model, found = automatic.from_pretrained(place, dtype=getattr(torch, dtype), output_loading_info=True)
     if lacking := sorted(found["missing_keys"]):
         # transformers would go on with random weights in their place.
         raise MissingModel(
@@ -106,8 +105,7 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else min(stop_ids)
-    placed = cast("PreTrainedModel", cast("torch.nn.Module", model).to(where).eval())
-    return LoadedModel(placed, tokenizer, _context_length(model, tokenizer), stop_ids, where)
+    return LoadedModel(model.to(where), tokenizer, _context_length(model, tokenizer), stop_ids, where)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

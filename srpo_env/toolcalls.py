@@ -53,7 +53,8 @@ async def run_calls(text: str, tools: Tools) -> tuple[ToolCall, ...]:
 async def _run(tag: str, body: str, tools: Tools) -> ToolCall:
     """Runs one call; whatever goes wrong becomes a failed call, which the agent reads."""
     started = time.perf_counter()
-    name, arguments = tag, {}
+    name = tag
+    arguments: dict[str, Any] = {}
     try:
         name, arguments = _read(tag, body, tools)
         result, ok = await tools[name](**arguments), True

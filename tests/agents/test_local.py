@@ -322,8 +322,10 @@ def test_what_a_diverged_row_leaves_in_the_cache_reaches_no_later_row(folder: Pa
     assert all(isinstance(outcome, PolicyError) for outcome in broken)
     handle.remove()
     policy.load_weights({**policy.model.state_dict(), "model.embed_tokens.weight": good, "lm_head.weight": good}, 1)
-    requests = [ask.request("a", max_tokens=5), ask.request("x1" * 20, max_tokens=5)]
+    # The first row's slot holds NaN in a column that only the second row, longer, brings into view.
+    requests = [ask.request("a", max_tokens=12), ask.request("x1" * 8, max_tokens=12)]
     outputs = ask.outputs(policy, requests)
+    assert len(outputs[0].prompt_ids) + 20 < len(outputs[1].prompt_ids) + 12
     assert worst(policy, forced, requests, outputs) < 1e-4
 
 

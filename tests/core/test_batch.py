@@ -149,6 +149,10 @@ def test_selected_events_stand_in_the_order_asked_for(two: EventBatch) -> None:
     assert names(part, "agent") == ["a", "a", "b"]
 
 
+def test_rows_of_events_stand_in_the_order_of_the_events(two: EventBatch) -> None:
+    assert two.rows_of(torch.tensor([1, 0])).tolist() == [2, 0, 1]
+
+
 def test_no_selected_events_make_a_batch_of_nothing(two: EventBatch) -> None:
     part = two.select(torch.zeros(0, dtype=torch.int64))
     assert (part.num_events, part.num_members) == (0, 0)

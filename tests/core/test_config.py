@@ -233,7 +233,7 @@ def test_a_resolved_recipe_holds_every_default(recipe: Read) -> None:
 TEXTS = st.text(max_size=20) | st.sampled_from(["no", "~", "null", "1e3", "012", "2024-01-01", "1:30", "- x", "a: b"])
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(text=TEXTS, number=st.floats(allow_nan=False, allow_infinity=False), key=TEXTS.filter(bool))
 def test_any_text_and_number_in_a_recipe_loads_back_equal(
     tmp_path_factory: pytest.TempPathFactory, text: str, number: float, key: str

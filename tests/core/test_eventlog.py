@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srpo_env.errors import DamagedLog, InvalidInput
-from srpo_env.eventlog import EventLog
+from srpo_env.eventlog import EventLog, Journal, read_events
 from srpo_env.records import Event, Member, Message, Output, Parse, Sampling, ToolCall
 
 Make = Callable[..., Any]
@@ -320,11 +320,33 @@ def test_episodes_of_one_batch_can_be_asked_for(event: Make) -> None:
     assert [[each.step for each in events] for events in log.episodes("eval-1")] == [[1]]
 
 
-def test_a_rotated_log_goes_on_in_the_next_segment(tmp_path: Path, event: Make) -> None:
-    with EventLog.writing(tmp_path) as log:
-        log.append(event(step=1))
-        first = log.segment
-        log.rotate()
-        log.append(event(step=2))
-    assert (first, log.segment) == (1, 2)
+def test_a_rotated_journal_goes_on_in_the_next_segment(tmp_path: Path, event: Make) -> None:
+    journal = Journal(tmp_path)
+    journal.append(event(step=1))
+    first = journal.segment
+    journal.rotate()
+    journal.append(event(step=2))
+    journal.close()
+    assert (first, journal.segment) == (1, 2)
     assert steps(tmp_path) == [1, 2]
+
+
+def test_two_writers_never_share_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both see an empty folder, as two that start at once do."""
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+    journals = [Journal(tmp_path) for _ in range(3)]
+    assert [journal.segment for journal in journals] == [1, 2, 3]
+    for journal in journals:
+        journal.close()
+
+
+def test_a_closed_journal_takes_no_events(tmp_path: Path, event: Make) -> None:
+    journal = Journal(tmp_path)
+    journal.close()
+    with pytest.raises(OSError, match="event g/0/0 comes after the log was closed"):
+        journal.append(event())
+
+
+def test_events_can_be_read_one_at_a_time(tmp_path: Path, event: Make) -> None:
+    write(tmp_path, event(step=1), event(step=2))
+    assert next(iter(read_events(tmp_path))).step == 1

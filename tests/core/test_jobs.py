@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from srpo_env.config import Recipe, RolloutUse
 from srpo_env.errors import InvalidInput, InvalidRecipe, UnknownName
+from srpo_env.eventlog import EventLog
 from srpo_env.jobs import Job
 from srpo_env.records import Event
 from srpo_env.runs import Run
@@ -75,8 +76,8 @@ def test_an_update_samples_the_group_of_each_of_its_tasks(job: Job, tmp_path: Pa
         episodes = mine.sample(run, 2)
     found = Counter(each[-1].task for each in episodes)
     assert found == {task.id: 3 for task in mine.batch_of_tasks(2)}
-    assert {each.batch for each in run.log} == {"update-2"}
-    assert {each.run for each in run.log} == {"run"}
+    assert {each.batch for each in EventLog(run.folder)} == {"update-2"}
+    assert {each.run for each in EventLog(run.folder)} == {"run"}
 
 
 @pytest.mark.parametrize("count", [3, 10])
@@ -95,7 +96,7 @@ def test_a_baseline_is_tried_beside_the_team(tmp_path: Path) -> None:
     assert [len(events[0].members) for events in team] == [3] * 8
     assert baseline is not None
     assert [len(events[0].members) for events in baseline] == [1] * 8
-    assert {each.batch for each in run.log} == {"eval-3", "baseline-3"}
+    assert {each.batch for each in EventLog(run.folder)} == {"eval-3", "baseline-3"}
 
 
 def test_episodes_are_sorted_by_their_set_even_where_ids_are_the_same(job: Job, tmp_path: Path) -> None:

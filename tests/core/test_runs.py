@@ -253,7 +253,7 @@ def test_a_resumed_run_goes_on_from_its_last_checkpoint(broken_off: Recipe) -> N
     run.log.close()
     assert checkpoint is not None
     assert checkpoint.name == "000002"
-    assert [each.batch for each in run.log] == ["update-1", "update-2"]
+    assert [each.batch for each in EventLog(run.folder)] == ["update-1", "update-2"]
     assert [(line["kind"], line["update"]) for line in read_metrics(run.folder)] == [("update", 1), ("update", 2)]
 
 
@@ -274,14 +274,14 @@ def test_a_run_that_had_no_checkpoint_starts_anew(recipe: Recipe, event: Make) -
         first.record("update", 1)
     run, checkpoint = Run.resume(recipe, "r")
     run.log.close()
-    assert (checkpoint, len(run.log), read_metrics(run.folder)) == (None, 0, [])
+    assert (checkpoint, len(EventLog(run.folder)), read_metrics(run.folder)) == (None, 0, [])
 
 
 def test_a_run_may_be_resumed_twice(broken_off: Recipe) -> None:
     for _ in range(2):
         run, _ = Run.resume(broken_off, "r")
         run.log.close()
-    assert [each.batch for each in run.log] == ["update-1", "update-2"]
+    assert [each.batch for each in EventLog(run.folder)] == ["update-1", "update-2"]
 
 
 def test_a_folder_that_is_no_run_can_not_be_resumed(recipe: Recipe) -> None:

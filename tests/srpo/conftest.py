@@ -115,8 +115,8 @@ class Trained:
 class Make:
     """What makes things."""
 
-    gpt2: Callable[..., GPT2LMHeadModel] = copies(gpt2)
-    qwen3: Callable[..., Qwen3ForCausalLM] = copies(qwen3)
+    gpt2: Callable[..., GPT2LMHeadModel]
+    qwen3: Callable[..., Qwen3ForCausalLM]
     policy: Callable[[PreTrainedModel], Trained] = Trained
 
     def member(
@@ -215,7 +215,7 @@ class Make:
 @pytest.fixture(scope="session")
 def make() -> Make:
     """Makes models, policies, members, events and batches."""
-    return Make()
+    return Make(copies(gpt2), copies(qwen3))
 
 
 # -------------------------------------------------------------------------------- the slow, plain way

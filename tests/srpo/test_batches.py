@@ -25,7 +25,7 @@ def bare(episodes: list[int], members: list[int]) -> EventBatch:
         name: torch.zeros(M, dtype=torch.int64)
         for name in ("agent", "policy", "finish_reason", "index", "turn", "policy_version", "tool_calls")
     }
-    names = {name: ("x",) for name in ("group", "task", "node", "agent", "policy", "finish_reason")}
+    names = dict.fromkeys(("group", "task", "node", "agent", "policy", "finish_reason"), ("x",))
     return EventBatch(
         **of_events,
         **of_rows,

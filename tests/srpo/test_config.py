@@ -69,7 +69,7 @@ def test_one_number_is_both_distances() -> None:
     [
         (
             {},
-            "learner: clip is missing; preset srpo has none, since the range belongs to length_norm. Give \\[low, high]",
+            "learner: clip is missing; preset srpo has none, since .* length_norm. Give \\[low, high]",
         ),
         ({"preset": "gpso"}, "learner: preset: .* it is 'gpso'. Did you mean 'gspo'?"),
         ({"preset": ["srpo"]}, "learner: preset: .* it is \\['srpo'\\]"),
@@ -85,6 +85,8 @@ def test_one_number_is_both_distances() -> None:
         ({"clip": 0.2, "ratio_level": "sets"}, "learner: ratio_level: .* it is 'sets'"),
         ({"clip": 0.2, "mini_batches": 0}, "learner: mini_batches: .* it is 0"),
         ({"clip": 0.2, "gamma": 1.5}, "learner: gamma: .* it is 1.5"),
+        ({"clip": 0.2, "eps": math.inf}, "learner: eps: .* it is inf"),
+        ({"preset": "dr_grpo", "constant_length": math.inf}, "learner: constant_length: .* it is inf"),
     ],
 )
 def test_what_is_wrong_is_one_line(values: dict[str, Any], message: str) -> None:

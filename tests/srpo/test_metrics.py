@@ -67,7 +67,7 @@ def step_of(
 
 
 def test_clips_by_k_node_and_agent(make: Any) -> None:
-    """L = (0.3 + 0.3) / sqrt 2 = 0.424, 0.5, -0.5; A = 1, 1, -1; bounds ln 1.2 = 0.18 and ln 0.8 = -0.22: all clipped."""
+    """L = 0.6 / sqrt 2 = 0.424, 0.5, -0.5; A = 1, 1, -1; bounds ln 1.2 = 0.18 and ln 0.8 = -0.22: all clipped."""
     batch, config = three(make), SRPOConfig(clip=0.2)
     found = step_metrics([step_of(batch, [0.3, 0.3, 0.5, -0.5], [1, 1, -1], config)], batch, config)
     expected = {
@@ -297,7 +297,12 @@ def test_entropy_is_the_mean_over_trained_tokens(make: Any) -> None:
     batch = three(make)
     entropy = torch.where(batch.mask, torch.tensor([[1.0], [2.0], [3.0], [6.0]]), 99.0)
     assert of_batch(batch, SRPOConfig(clip=0.2), entropy=entropy)["entropy"] == 3.0
-    assert math.isnan(of_batch(batch, SRPOConfig(clip=0.2))["entropy"])
+
+
+def test_entropy_is_estimated_from_the_samplers_log_probs_where_nothing_was_recomputed(make: Any) -> None:
+    rows = [make.member([5, 6], logprobs=[-1.0, -2.0]), make.member([7], logprobs=[-6.0])]
+    batch = EventBatch.from_events([make.event(rows)])
+    assert of_batch(batch, SRPOConfig(clip=0.2, old_logprobs="sampler"))["entropy"] == 3.0
 
 
 def test_a_batch_of_nothing_has_figures(make: Any) -> None:

@@ -747,7 +747,8 @@ def test_a_batch_without_rows_gives_zero() -> None:
         out, gradient = loss_and_gradient(nothing, chosen)
         assert (float(out.loss), gradient.shape) == (0.0, (0, 3))
         empty = replace(nothing, advantage=torch.zeros(0), episode=torch.zeros(0))
-        assert float(loss_of(empty, chosen).loss) == 0.0
+        out = loss_of(empty, chosen)
+        assert (float(out.loss), out.ratio.numel(), out.set_size.numel()) == (0.0, 0, 0)
 
 
 def test_a_nan_that_was_sampled_shows_in_the_loss() -> None:
@@ -915,6 +916,8 @@ def test_log_probs_must_have_rows_and_columns() -> None:
     flat = torch.zeros(4)
     with pytest.raises(InvalidInput, match=r"mask: shape \[4\] beside log-probs of \[4\]"):
         entropy_estimate(flat, flat)
+    with pytest.raises(InvalidInput, match=r"ref_logprobs: shape \[4\] beside log-probs of \[4\]"):
+        kl_per_token(flat, flat, flat)
     with pytest.raises(InvalidInput, match=r"event: shape \[4\] beside a mask of \[4\]"):
         count(flat, flat.long(), flat)
 

@@ -108,7 +108,7 @@ class SRPOConfig(BaseModel):
         (0.2, 0.28)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     preset: Preset = "srpo"
     """Sets the keys that are not given."""
@@ -123,14 +123,14 @@ class SRPOConfig(BaseModel):
     """Whether a member's log-ratio is the mean or the sum over its tokens."""
     reduction: Reduction = "event"
     """How units make one loss: event, episode, member, token or constant."""
-    constant_length: float | None = Field(None, gt=0)
+    constant_length: float | None = Field(None, gt=0, allow_inf_nan=False)
     """L in tokens, for reduction `constant`."""
     estimator: str = "group"
     """What a return is compared with: group, group_no_std, loo, decision, agent, agent_turn, or `module:attr` of an
     own one."""
     ddof: Literal[0, 1] = 0
     """0 divides the variance by n, 1 by n - 1."""
-    eps: float = Field(0.0, ge=0)
+    eps: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Added to the standard deviation."""
     lone: Literal["zero", "raw"] = "zero"
     """Advantage of a row that is compared with none: zero, or its raw return."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from srpo_env.batch import EventBatch
 from srpo_env.trainers.srpo.advantages import GroupCount
 from srpo_env.trainers.srpo.config import SRPOConfig
-from srpo_env.trainers.srpo.divergence import kl_per_token
+from srpo_env.trainers.srpo.divergence import entropy_estimate, kl_per_token
 from srpo_env.trainers.srpo.objective import RatioLevel, SRPOLoss, srpo_loss
 
 
@@ -193,7 +193,7 @@ def batch_metrics(
         batch: Trained rows, with old log-probs.
         sampled: The same with the tokens of frozen policies, too.
         advantage: [M].
-        entropy: [M, T] in nats; None where old log-probs are the sampler's.
+        entropy: [M, T] in nats; None where old log-probs are the sampler's: they estimate it.
         groups: What the estimator compared within; None for an own one.
         config: Settings.
     """
@@ -204,7 +204,7 @@ def batch_metrics(
         "events": float(batch.num_events),
         "set_size_mean": _tensor_mean(sizes),
         "share_of_sets_over_1": _tensor_mean(sizes > 1),
-        "entropy": math.nan if entropy is None else _tensor_mean(entropy[batch.mask]),
+        "entropy": _entropy(batch) if entropy is None else _tensor_mean(entropy[batch.mask]),
         "tokens_trained": float(batch.mask.sum()),
         "sets_of_mixed_versions": float(_mixed_versions(batch)),
         "groups_without_signal": groups.groups_without_signal / groups.groups if groups and groups.groups else math.nan,
@@ -213,6 +213,12 @@ def batch_metrics(
     if config.old_logprobs == "recompute":
         metrics |= _mismatch(batch, config)
     return metrics | _by_agent_and_node(sampled, advantage, batch.mask.any(1))
+
+
+def _entropy(batch: EventBatch) -> float:
+    """Mean over sampled tokens, estimated from their own log-probs."""
+    assert batch.old_logprobs is not None
+    return float(entropy_estimate(batch.old_logprobs, batch.mask).sum() / batch.mask.sum())
 
 
 def _rewards(batch: EventBatch) -> dict[str, float]:

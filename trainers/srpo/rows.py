@@ -18,7 +18,7 @@ class Rows(NamedTuple):
     sampled: Tensor  # [M, T] bool: tokens that count
     tokens: Tensor  # [M] int64: n_i, 0 for a row that does not count
     counted: Tensor  # [M] bool: at least one sampled token, and an advantage that is not NaN
-    advantage: Tensor  # [M]: 0 for a row that does not count
+    advantage: Tensor  # [M]: of no meaning for a row that does not count
     event: Tensor  # [M] int64
     set_size: Tensor  # [E] int64: K_e
     episode: Tensor | None  # [E] int64
@@ -62,7 +62,7 @@ def lay_out(
         sampled=sampled,
         tokens=tokens,
         counted=counted,
-        advantage=advantage.where(counted, 0),
+        advantage=advantage,
         event=event,
         set_size=sum_by(event, counted.long(), size),
         episode=None if episode is None else episode.long(),

