@@ -1,7 +1,7 @@
 """The control of `arithmetic_tiny`: the same run, with the advantages dealt out at random among the events.
 
-What is learned must come from which event got which advantage; if the control gains, something else is at work. Exits with 1
-if its held-out accuracy rises by more than chance.
+What is learned must come from which event got which advantage; if the control gains, something else is at work. Exits
+with 1 if its held-out accuracy rises by more than chance.
 
     OMP_NUM_THREADS=1 python benchmarks/shuffled_advantages.py [key=value ...]
 """
@@ -30,7 +30,8 @@ def main() -> int:
     result = srpo_env.train("arithmetic_tiny", [control, *sys.argv[1:]], say=print)
     assert result.gain_interval is not None
     gained = result.gain_interval[0] > 0
-    print(f"gain of the control: {result.gain:+.3f}, 95% interval {result.gain_interval}: {'GAINED' if gained else 'none'}")
+    low, high = result.gain_interval
+    print(f"gain of the control: {result.gain:+.3f} [{low:.3f}, {high:.3f}]: {'GAINED' if gained else 'none'}")
     return int(gained)
 
 

@@ -1,8 +1,8 @@
 """Makes the weights that the recipe `arithmetic_tiny` starts from: a character tokenizer and a tiny Qwen3.
 
-The policy imitates a careless demonstrator on sums of the train split only: one that adds two-digit numbers, but gets the
-carry out of the units wrong more often than right. A sampled answer to a held-out sum is then right in about 0.4 of the
-cases, and the most likely answer is usually wrong. Reinforcement learning has to turn that round.
+The policy imitates a careless demonstrator on sums of the train split only: one that adds two-digit numbers, but gets
+the carry out of the units wrong more often than right. A sampled answer to a held-out sum is then right in about 0.4 of
+the cases, and the most likely answer is usually wrong. Reinforcement learning has to turn that round.
 
     OMP_NUM_THREADS=1 python dev/make_tiny.py agents/models/arithmetic
 """

@@ -1,7 +1,7 @@
 """Teams of language-model agents as graphs, Gymnasium environments and training data.
 
-`make` gives an environment, `rollout` runs many episodes, `train` runs a recipe. Names are imported when they are first used,
-so that `import srpo_env` loads neither torch nor transformers.
+`make` gives an environment, `rollout` runs many episodes, `train` runs a recipe. Names are imported when they are first
+used, so that `import srpo_env` loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from srpo_env.env import WorkflowEnv, make
     from srpo_env.episode import Episode
     from srpo_env.errors import SrpoEnvError
-    from srpo_env.eventlog import EventLog
     from srpo_env.evaluation import evaluate
+    from srpo_env.eventlog import EventLog
     from srpo_env.loading import load_workflow
     from srpo_env.protocols import Policy, SampleRequest, Tool, Trainable, Trainer
     from srpo_env.records import Event, Member, Message, Output, Sampling

@@ -48,9 +48,7 @@ def test_the_packages_listed_are_the_folders_that_hold_python() -> None:
 
 
 def test_every_package_has_an_init() -> None:
-    missing = [
-        name for name, path in packages_on_disk().items() if not (path / "__init__.py").exists()
-    ]
+    missing = [name for name, path in packages_on_disk().items() if not (path / "__init__.py").exists()]
     assert not missing
 
 

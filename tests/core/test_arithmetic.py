@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srpo_env.arithmetic import arithmetic
+from srpo_env.arithmetic import arithmetic, split_of
 from srpo_env.errors import InvalidInput
 from srpo_env.tasks import load_tasks
 
@@ -29,6 +29,16 @@ def test_the_splits_never_overlap_whatever_the_settings(first: dict[str, int], s
     train = arithmetic(split="train", **first)  # type: ignore[arg-type]
     test = arithmetic(split="test", **second)  # type: ignore[arg-type]
     assert not {task.problem for task in train.tasks} & {task.problem for task in test.tasks}
+
+
+@given(st.permutations([3, 14, 15, 92]), st.sampled_from("+*"))
+def test_sums_that_differ_in_order_only_are_on_the_same_side(numbers: list[int], sign: str) -> None:
+    assert split_of(sign.join(map(str, numbers))) == split_of(sign.join(["3", "14", "15", "92"]))
+
+
+def test_about_a_fifth_of_all_sums_is_held_out() -> None:
+    sides = [split_of(f"{a}+{b}") for a in range(10, 100) for b in range(a, 100)]
+    assert 0.18 < sides.count("test") / len(sides) < 0.22
 
 
 @FEW

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from srpo_env.episode import Episode
 from srpo_env.errors import ContextExceeded, InvalidAction, InvalidInput, InvalidWorkflow, PolicyError
-from srpo_env.graph import compile_graph
+from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
 from srpo_env.records import Event, Output
 from srpo_env.rewards import Score
@@ -118,16 +118,17 @@ state:
   notes: {default: [], merge: append}
   done: {default: false, merge: any}
   x: 0
+  y: 5
 agents:
   a: {prompt: "a sees {{ state.notes | length }} {{ state.x }}"}
   b: {prompt: "b sees {{ state.notes | length }} {{ state.x }}"}
-  c: {prompt: "c sees {{ state.notes | join(',') }} {{ state.done }} {{ state.x }}"}
+  c: {prompt: "c sees {{ state.notes | join(',') }} {{ state.done }} {{ state.x }} {{ state.y }}"}
 nodes:
   both:
     agents: [a, b]
     write: {notes: "member.text ~ (state.notes | length)", done: member.agent == "a"}
     next: set
-  set: {agents: a, write: {x: "state.x + 1"}, next: see}
+  set: {agents: a, write: {x: "state.x + 1", y: state.x}, next: see}
   see: {agents: c}
 answer: see.text
 """
@@ -143,13 +144,23 @@ def test_writes_of_a_set_see_the_state_before_it_and_merge_in_declared_order(
     episode = started(WRITERS)
     advance(episode, "A", "B")
     advance(episode, "-")
-    assert prompts(episode) == ["c sees A0,B0 True 1"]
+    assert prompts(episode) == ["c sees A0,B0 True 1 0"]
 
 
-def test_a_default_of_the_state_is_not_shared_by_episodes(started: Started, advance: Advance) -> None:
-    first = started(WRITERS)
-    advance(first, "A", "B")
-    assert prompts(started(WRITERS)) == ["a sees 0 0", "b sees 0 0"]
+def test_a_default_of_the_state_is_not_shared_by_episodes(
+    compiled: Callable[..., Graph], advance: Advance, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(HEAD + "state['state']['notes'].append(1)\n    return Transition()\n")
+    graph = compiled(
+        'name: w\nstate: {notes: {default: []}}\nagents: {a: {prompt: "{{ state.notes | length }}"}}\n'
+        f'nodes: {{ask: {{agents: a, transition: "{tmp_path}/own.py:step", next: see}}, see: {{agents: a}}}}\n'
+        "answer: see.text\n"
+    )
+    task = Task(id="t", problem="?", answers=("4",))
+    first = Episode(graph, task, load_tasks([task]))
+    advance(first, "-")
+    assert prompts(first) == ["1"]
+    assert prompts(Episode(graph, task, load_tasks([task]))) == ["0"]
 
 
 def test_a_write_that_can_not_be_computed_names_node_key_and_rule(started: Started, advance: Advance) -> None:

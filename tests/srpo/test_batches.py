@@ -109,6 +109,8 @@ def test_an_event_that_is_missed_doubled_or_halved_is_not_complete() -> None:
     assert event_completeness([step(batch, rows([0, 1]))], batch) == 0.5
     assert event_completeness([step(batch, rows([0, 1, 2]))], batch) == 0.5
     assert event_completeness([step(batch, rows([0, 1, 2, 2]))], batch) == 0.5
+    assert event_completeness([step(batch, rows([0, 1, 2, 3, 3]))], batch) == 0.5
+    assert event_completeness([step(batch, rows([0, 1, 2, 3])), step(batch, rows([0]))], batch) == 0.5
     assert event_completeness([step(batch, rows([0, 1, 2, 3])), step(batch, rows([0, 1]))], batch) == 0.5
     assert event_completeness([step(batch, rows([0, 1, 2])), step(batch, rows([3]))], batch) == 0.5
     assert event_completeness([step(batch, rows([0, 1, 2, 3]))] * 2, batch, 2) == 1.0

@@ -154,8 +154,8 @@ def test_ratios_beyond_the_limit_are_counted(make: Any) -> None:
 
 def test_approx_kl_is_of_old_against_new_over_tokens(make: Any) -> None:
     batch, config = three(make), SRPOConfig(clip=0.2)
-    found = step_metrics([step_of(batch, [0.5, -0.5, 0.0, 0.0], [1, 1, 1], config)], batch, config)
-    assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.5) - 0.5) / 4, abs=1e-6)
+    found = step_metrics([step_of(batch, [0.5, -0.2, 0.0, 0.0], [1, 1, 1], config)], batch, config)
+    assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.2) - 0.8) / 4, abs=1e-6)
 
 
 def test_norms_are_over_the_steps_that_were_taken(make: Any) -> None:
