@@ -114,3 +114,9 @@ def test_every_entry_point_leads_somewhere(group: str) -> None:
 
 def test_the_repository_root_is_not_importable() -> None:
     assert ROOT not in [Path(entry).resolve() for entry in sys.path]
+
+
+def test_the_learners_package_gives_what_its_names_promise() -> None:
+    from srpo_env.trainers.srpo import SRPOConfig, SRPOLearner, advantages, recipes, srpo_loss
+
+    assert all(map(callable, (SRPOConfig, SRPOLearner, advantages, recipes, srpo_loss)))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srpo_env.errors import InvalidInput
-from srpo_env.trainers.srpo.advantages import GroupCount, advantages, count_groups
+from srpo_env.trainers.srpo.estimators import GroupCount, advantages, count_groups
 
 _spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
 assert _spec is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from srpo_env.batch import EventBatch
 from srpo_env.records import Parse
-from srpo_env.trainers.srpo.advantages import GroupCount
+from srpo_env.trainers.srpo.estimators import GroupCount
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.estimation import estimate, signal
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics

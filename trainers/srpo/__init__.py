@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from srpo_env.trainers.srpo.advantages import advantages
+    from srpo_env.trainers.srpo.estimators import advantages
     from srpo_env.trainers.srpo.config import SRPOConfig
     from srpo_env.trainers.srpo.learner import SRPOLearner
     from srpo_env.trainers.srpo.objective import srpo_loss
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     modules = {
         "SRPOConfig": "config",
         "SRPOLearner": "learner",
-        "advantages": "advantages",
+        "advantages": "estimators",
         "recipes": "shipped",
         "srpo_loss": "objective",
     }

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from srpo_env.errors import InvalidRecipe, nearest
 from srpo_env.registry import is_reference
-from srpo_env.trainers.srpo.advantages import Estimator
+from srpo_env.trainers.srpo.estimators import Estimator
 from srpo_env.trainers.srpo.objective import LengthNorm, RatioLevel, SetNorm
 from srpo_env.trainers.srpo.weights import Reduction
 
