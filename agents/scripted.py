@@ -36,7 +36,7 @@ class ScriptedSettings(BaseModel):
         outputs: A list, taken in turn, or a table from a part of the last message to the output, `*` standing for all
             other messages.
         model: Its tokenizer gives token ids; without it the outputs have none, and nothing can be trained on them.
-        dtype, device: The policy's; text and token ids need neither.
+        dtype, device, deterministic: What a recipe says of all in-process policies; text needs none of it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,6 +46,7 @@ class ScriptedSettings(BaseModel):
     model: str | None = None
     dtype: str = "float32"
     device: str = "auto"
+    deterministic: bool = True
 
     @model_validator(mode="after")
     def _one_source(self) -> ScriptedSettings:

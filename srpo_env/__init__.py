@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from srpo_env.batch import EventBatch
     from srpo_env.env import WorkflowEnv, make
     from srpo_env.episode import Episode
-    from srpo_env.errors import SrpoEnvError
+    from srpo_env.errors import SrpoEnvError, ToolError
     from srpo_env.evaluation import evaluate
     from srpo_env.eventlog import EventLog
+    from srpo_env.function_tools import tool
     from srpo_env.loading import load_workflow
     from srpo_env.protocols import Policy, SampleRequest, Tool, Trainable, Trainer
     from srpo_env.records import Event, Member, Message, Output, Sampling
@@ -31,9 +32,10 @@ _WHERE = {
     "batch": ("EventBatch",),
     "env": ("WorkflowEnv", "make"),
     "episode": ("Episode",),
-    "errors": ("SrpoEnvError",),
+    "errors": ("SrpoEnvError", "ToolError"),
     "evaluation": ("evaluate",),
     "eventlog": ("EventLog",),
+    "function_tools": ("tool",),
     "loading": ("load_workflow",),
     "protocols": ("Policy", "SampleRequest", "Tool", "Trainable", "Trainer"),
     "records": ("Event", "Member", "Message", "Output", "Sampling"),
@@ -61,6 +63,7 @@ __all__ = [
     "Task",
     "TaskSet",
     "Tool",
+    "ToolError",
     "Trainable",
     "Trainer",
     "Workflow",
@@ -71,6 +74,7 @@ __all__ = [
     "load_workflow",
     "make",
     "rollout",
+    "tool",
     "train",
 ]
 

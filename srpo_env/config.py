@@ -62,6 +62,15 @@ class Tasks(Section):
     """What is held out; left out: no evaluation."""
 
 
+class ToolUse(Section):
+    """What an agent's tool is. Further keys are the tool's own settings."""
+
+    use: str | None = None
+    """Name of a tool, `module:attr` or `./file.py:attr`; left out: the tool of the name that agents call."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+
 class SampleUse(Section):
     """How a policy is sampled. Further keys are the backend's own settings."""
 
@@ -164,6 +173,8 @@ class Recipe(Section):
     """The team; in short, its name or path."""
     tasks: Tasks
     """What is solved."""
+    tools: dict[str, ToolUse] = {}
+    """Tools by the name that agents call; one that is left out is the registered tool of that name."""
     policies: dict[str, PolicyUse] = Field(min_length=1)
     """Weights by label; agents without one use `main`."""
     sampling: SamplingUse = SamplingUse()
@@ -346,8 +357,9 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _drop_settings_of_another(section: dict[str, Any], key: str) -> None:
-    """Drops the settings that belong to the task set, backend or workflow that another one takes the place of."""
-    for ending, own in ((".use", TasksUse), (".backend", SampleUse)):
+    """Drops the settings that belong to the task set, tool, backend or workflow that another one takes the place of."""
+    used = ToolUse if key.startswith("tools.") else TasksUse
+    for ending, own in ((".use", used), (".backend", SampleUse)):
         if key.endswith(ending):
             for each in set(section) - set(own.model_fields):
                 del section[each]

@@ -19,7 +19,7 @@ from srpo_env.records import Event, Output
 from srpo_env.spaces import Members, Names, Outputs
 from srpo_env.spec import Workflow
 from srpo_env.tasks import Task, TaskSet, load_tasks
-from srpo_env.toolcalls import Tools
+from srpo_env.toolset import ToolsGiven, load_tools
 from srpo_env.transcript import as_text, print_event
 
 Observation = dict[str, Any]
@@ -55,7 +55,7 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         *,
         split: str = "train",
         params: Mapping[str, Any] | None = None,
-        tools: Tools | None = None,
+        tools: ToolsGiven | None = None,
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -63,7 +63,7 @@ class WorkflowEnv(gymnasium.Env[Observation, Sequence[Any]]):
         self.graph = compile_graph(load_workflow(workflow, params=params))
         self.tasks = load_tasks(tasks, split=split)
         self.render_mode = render_mode
-        self._tools = tools
+        self._tools = load_tools(self.graph.workflow, given=tools)
         names = self.graph.workflow.nodes
         self.observation_space = spaces.Dict(
             {"node": Names(tuple(names)), "members": Members(tuple(self.graph.workflow.agents), self.graph.k_max)}
@@ -172,7 +172,7 @@ def make(
     tasks: str | Path | TaskSet | Sequence[Any] = "arithmetic",
     *,
     split: str = "train",
-    tools: Tools | None = None,
+    tools: ToolsGiven | None = None,
     render_mode: str | None = None,
     **params: Any,
 ) -> WorkflowEnv:
@@ -182,7 +182,8 @@ def make(
         workflow: A name that ships (`srpo-env list workflows`), a path, or a Workflow.
         tasks: See `load_tasks`.
         split: Split of the task set.
-        tools: Tools that agents may call, by name.
+        tools: Tools that agents may call, by name: the tool itself or its settings, such as `{"use": "bm25",
+            "corpus": "corpus.jsonl"}`; of a name that is left out, the registered tool.
         render_mode: `ansi`, `human` or None.
         params: Values for the workflow's params.
 

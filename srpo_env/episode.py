@@ -27,7 +27,7 @@ from srpo_env.rewards import Score
 from srpo_env.spec import Best, Node
 from srpo_env.tasks import Task, TaskSet
 from srpo_env.templates import Expression, Template, compile_expression
-from srpo_env.toolcalls import Tools, require_tools, run_calls
+from srpo_env.toolcalls import Tools, require_tools, run_calls, spoken_name
 
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
@@ -357,7 +357,8 @@ class Episode:
         names = self.graph.workflow.agents[member.agent].tools
         if not names or member.error is not None:
             return ()
-        return await run_calls(member.output.text, {name: self._tools[name] for name in names})
+        tools = {spoken_name(name, self._tools[name]): self._tools[name] for name in names}
+        return await run_calls(member.output.text, tools)
 
     def _record_turns(self, due: Sequence[Due], members: Sequence[Member]) -> None:
         for each, member in zip(due, members, strict=True):

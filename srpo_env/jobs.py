@@ -21,6 +21,7 @@ from srpo_env.rollouts import Plan, run_episodes, starts
 from srpo_env.runs import Run, checkpoints
 from srpo_env.tasks import Task, TaskSet, load_tasks
 from srpo_env.toolcalls import Tools
+from srpo_env.toolset import load_tools
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,12 @@ class Job:
             baseline=baseline,
             tasks=tasks,
             held_out=tasks if recipe.tasks.eval is None else _tasks(recipe.tasks.eval),
-            policies={label: _policy(label, use) for label, use in recipe.policies.items()},
+            policies={
+                label: _policy(label, use, deterministic=recipe.rollout.deterministic)
+                for label, use in recipe.policies.items()
+            },
             learner=learner,
-            tools={},
+            tools=_tools(recipe, graph, baseline),
         )
 
     @cached_property
@@ -138,7 +142,7 @@ class Job:
         self, run: Run, *, update: int, samples: int
     ) -> tuple[list[list[Event]], list[list[Event]] | None]:
         """Tries the held-out tasks: returns the team's episodes, and the baseline workflow's if there is one."""
-        found = []
+        found: list[list[list[Event]] | None] = []
         for graph, batch in ((self.graph, f"eval-{update}"), (self.baseline, f"baseline-{update}")):
             if graph is None:
                 found.append(None)
@@ -196,9 +200,17 @@ def _tasks(use: TasksUse) -> TaskSet:
     )
 
 
-def _policy(label: str, use: PolicyUse) -> Policy:
+def _tools(recipe: Recipe, graph: Graph, baseline: Graph | None) -> Tools:
+    workflows = [each.workflow for each in (graph, baseline) if each is not None]
+    given = {name: use.model_dump() for name, use in recipe.tools.items()}
+    return load_tools(*workflows, given=given, demo=False)
+
+
+def _policy(label: str, use: PolicyUse, *, deterministic: bool) -> Policy:
     backend = load("backend", use.sample.backend)
     settings = dict(use.sample.model_extra or {})
+    if not deterministic and getattr(backend, "in_process", False):
+        settings.setdefault("deterministic", False)
     if use.model is not None:
         settings |= {"model": use.model, "dtype": use.dtype, "device": use.device}
     made: Policy = backend.from_config(label, settings)

@@ -21,6 +21,7 @@ from srpo_env.records import Event, Sampling
 from srpo_env.spec import Workflow
 from srpo_env.tasks import Task, TaskSet, load_tasks
 from srpo_env.toolcalls import Tools, require_tools
+from srpo_env.toolset import ToolsGiven, load_tools
 
 SamplingOf = Callable[[str], Sampling]
 """Gives an agent's sampling settings."""
@@ -241,7 +242,7 @@ def rollout(
     split: str = "train",
     params: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
-    tools: Tools | None = None,
+    tools: ToolsGiven | None = None,
     deterministic: bool = True,
     max_in_flight: int = 512,
     run_folder: str | Path | None = None,
@@ -258,7 +259,7 @@ def rollout(
         split: Split of the task set.
         params: Values for the workflow's params.
         sampling: Settings of all agents.
-        tools: Tools by name.
+        tools: See `srpo_env.make`.
         deterministic: See `Turns`.
         max_in_flight: Most episodes that run at once.
         run_folder: Where the events are logged as they happen; None: in memory.
@@ -281,12 +282,13 @@ def rollout(
     count = episodes // group_size
     chosen = [found.tasks[at % len(found)] for at in range(count)]
     settings = sampling or Sampling()
+    graph = compile_graph(load_workflow(workflow, params=params))
     plan = Plan(
-        graph=compile_graph(load_workflow(workflow, params=params)),
+        graph=graph,
         tasks=found,
         policies=policies if isinstance(policies, Mapping) else _Same(policies),
         sampling=lambda agent: settings,
-        tools=tools or {},
+        tools=load_tools(graph.workflow, given=tools),
         deterministic=deterministic,
         max_in_flight=max_in_flight,
     )

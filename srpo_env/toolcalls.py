@@ -16,6 +16,7 @@ from srpo_env.errors import InvalidInput, ToolError, nearest
 from srpo_env.parsers import after_thinking, tagged
 from srpo_env.protocols import Tool
 from srpo_env.records import ToolCall
+from srpo_env.registry import is_reference
 from srpo_env.spec import Workflow
 
 Tools = Mapping[str, Tool]
@@ -36,6 +37,11 @@ def require_tools(workflow: Workflow, tools: Tools) -> None:
                     f"agent {agent!r} of workflow {workflow.name!r} may call tool {name!r}, which is not among the "
                     f"tools given ({', '.join(tools) or 'none'}).{nearest(name, tools)} Give it under `tools`."
                 )
+
+
+def spoken_name(name: str, tool: Tool) -> str:
+    """Returns what agents call a tool by: its name in the workflow, or its own where that is `module:attr`."""
+    return tool.name if is_reference(name) else name
 
 
 async def run_calls(text: str, tools: Tools) -> tuple[ToolCall, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 
 from srpo_env.config import load_recipe, recipe_of
 from srpo_env.errors import InvalidRecipe
+from srpo_env.trainers.srpo import config, schedule
 from srpo_env.trainers.srpo.config import PRESET_KEYS, PRESETS, SRPOConfig
 
 INF = math.inf
@@ -107,6 +109,12 @@ def test_no_upper_bound_survives_yaml() -> None:
     recipe = recipe_of(RECIPE | {"learner": {"clip": [0.2, INF]}}, [], "here")
     again = yaml.safe_load(recipe.to_yaml())["learner"]
     assert SRPOConfig.checked(again).clip == (0.2, INF)
+
+
+def test_the_examples_are_right() -> None:
+    for module in (config, schedule):
+        found = doctest.testmod(module)
+        assert (found.failed, found.attempted > 0) == (0, True)
 
 
 # Overrides of a recipe.

@@ -537,6 +537,15 @@ def test_every_peers_rule_trains_on_the_same_events(make: Any, preset: str) -> N
     assert not unmoved(policy, before)
 
 
+def test_dr_mas_leaves_a_lone_row_its_return_and_others_give_it_0(make: Any) -> None:
+    batch = EventBatch.from_events([make.event([make.member([5])], reward=0.7)])
+    found = [
+        learner_of(make.policy(make.gpt2()), SRPOConfig(preset=preset)).update(batch)["advantage/agent=solver"]
+        for preset in ("dr_mas", "at_grpo")
+    ]
+    assert found == [0.7, 0.0]
+
+
 def test_rows_of_one_member_do_not_confuse_the_token_level(make: Any) -> None:
     """As many events as rows: [M, T] units are not [E] units."""
     metrics = learner_of(make.policy(make.qwen3()), SRPOConfig(preset="grpo")).update(make.batch(3, members=1))

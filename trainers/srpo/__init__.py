@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from srpo_env.trainers.srpo.estimators import advantages
     from srpo_env.trainers.srpo.config import SRPOConfig
+    from srpo_env.trainers.srpo.estimators import advantages
     from srpo_env.trainers.srpo.learner import SRPOLearner
     from srpo_env.trainers.srpo.objective import srpo_loss
     from srpo_env.trainers.srpo.shipped import recipes

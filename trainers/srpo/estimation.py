@@ -10,8 +10,8 @@ from torch import Tensor
 
 from srpo_env.batch import EventBatch
 from srpo_env.errors import InvalidInput
-from srpo_env.trainers.srpo.estimators import GroupCount, advantages, count_groups
 from srpo_env.trainers.srpo.config import SRPOConfig
+from srpo_env.trainers.srpo.estimators import GroupCount, advantages, count_groups
 
 OwnEstimator = Callable[[EventBatch], Tensor]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from srpo_env.batch import EventBatch
-from srpo_env.trainers.srpo.estimators import GroupCount
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.divergence import entropy_estimate, kl_per_token
+from srpo_env.trainers.srpo.estimators import GroupCount
 from srpo_env.trainers.srpo.objective import RatioLevel, SRPOLoss, srpo_loss
 
 

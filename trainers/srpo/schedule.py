@@ -19,9 +19,9 @@ def learning_rate(how: PolicyTraining, update: int, total_updates: int | None) -
         total_updates: U; None leaves the rate where warm-up brought it.
 
     Example:
-        >>> how = PolicyTraining(lr=0.1, schedule="linear", final_lr=0.5)
+        >>> how = PolicyTraining(lr=1.0, schedule="linear", final_lr=0.5)
         >>> [learning_rate(how, update, 3) for update in range(3)]
-        [0.1, 0.075, 0.05]
+        [1.0, 0.75, 0.5]
     """
     rise = min(1.0, (update + 1) / how.warmup_updates) if how.warmup_updates else 1.0
     if total_updates is None or how.schedule == "constant":

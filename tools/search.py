@@ -1,0 +1,338 @@
+"""Search in a corpus that fits into memory: BM25, in this process, with the index cached on disk.
+
+A passage counts its title twice. Words are runs of letters and digits, in lower case and without accents. The score is
+BM25 with the never-negative idf, ln(1 + (N - n + 1/2) / (n + 1/2)) for a word in n of N passages (Lucene's).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from srpo_env.errors import InvalidInput, MissingExtra, ToolError
+
+K1 = 1.2
+B = 0.75
+FORMAT = 1
+"""Part of a cached index's name: another way to read words or to store them gets another number."""
+
+MOST_QUERY_CHARS = 1000
+
+_WORD = re.compile(r"\w+")
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage, and how well it matches the query that found it."""
+
+    id: str
+    title: str
+    text: str
+    score: float = 0.0
+
+
+def words(text: str) -> list[str]:
+    """Returns a text's words, in lower case and without accents.
+
+    >>> words("Ångström's unit, 1868")
+    ['angstrom', 's', 'unit', '1868']
+    """
+    text = text.lower()
+    if not text.isascii():
+        text = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    return _WORD.findall(text)
+
+
+class SearchIndex:
+    """Passages that can be searched.
+
+    Example:
+        >>> index = SearchIndex([Passage("a", "Oslo", "Rain falls."), Passage("b", "Bergen", "More rain falls.")])
+        >>> [passage.id for passage in index.search("rain in Bergen")]
+        ['b', 'a']
+
+    Args:
+        passages: At least one, each with an id of its own.
+    """
+
+    def __init__(self, passages: Iterable[Passage]) -> None:
+        self.passages = tuple(passages)
+        self._scorer = _built(self.passages)
+
+    @classmethod
+    def load(cls, path: str | Path, *, cache: str | Path | None = None) -> SearchIndex:
+        """Reads a corpus and its index; the index is built when the corpus is new or has changed.
+
+        Args:
+            path: JSON Lines with `id`, `text` and perhaps `title`; other keys are ignored.
+            cache: Folder of cached indexes; None: $SRPO_ENV_CACHE, else the user's cache folder.
+
+        Raises:
+            InvalidInput: The file can't be read, a row is not a passage, or an id is repeated; with its line.
+        """
+        path = Path(path).expanduser()
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidInput(
+                f"corpus {str(path)!r} can't be read: {error.strerror}; give a JSON Lines file with rows of id, title, "
+                "text."
+            ) from error
+        index = cls.__new__(cls)
+        index.passages = tuple(_passages(content, path))
+        name = hashlib.blake2b(content, digest_size=16, salt=b"%d" % FORMAT).hexdigest()
+        file = (Path(cache) if cache is not None else cache_folder()) / f"bm25-{name}.npz"
+        scorer = _read(file, len(index.passages))
+        if scorer is None:
+            scorer = _built(index.passages)
+            _write(file, scorer)
+        index._scorer = scorer
+        return index
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    def search(self, query: str, k: int = 10) -> list[Passage]:
+        """Returns the passages that share a word with the query, best first, equal ones in the corpus's order.
+
+        Args:
+            query: Any text; without a word that the corpus knows, nothing is found.
+            k: Most passages.
+        """
+        if k < 1:
+            raise InvalidInput(f"k {k}; it is the number of passages to find, at least 1.")
+        known = self._scorer.vocab_dict
+        ids = [known[word] for word in words(query) if word in known]
+        if not ids:
+            return []
+        scores = self._scorer.get_scores_from_ids(ids)
+        if k < len(scores):
+            found = np.flatnonzero(scores >= max(np.partition(scores, -k)[-k], np.finfo(scores.dtype).tiny))
+        else:
+            found = np.flatnonzero(scores > 0)
+        best = found[np.argsort(-scores[found], kind="stable")[:k]]
+        return [replace(self.passages[at], score=float(scores[at])) for at in best]
+
+
+class SearchSettings(BaseModel):
+    """Settings of the tool `bm25`.
+
+    Attributes:
+        corpus: JSON Lines with rows of `id, title, text`.
+        top_k: Most passages of a result.
+        max_chars: Longest text of a passage in a result; what is cut is counted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    corpus: str
+    top_k: int = Field(3, ge=1, le=100)
+    max_chars: int = Field(2000, ge=1)
+
+
+class DemoSettings(SearchSettings):
+    """Settings of the tool `search`: those of `bm25`, in a dozen passages that ship unless `corpus` is set."""
+
+    corpus: str = str(Path(__file__).with_name("corpus_demo.jsonl"))
+
+
+class SearchTool:
+    """BM25 search as a tool: the passages as text, numbered and with their titles.
+
+    Nothing found is a result, `No results.`; an empty query is a failed call.
+
+    Args:
+        index: What is searched.
+        name: What agents call it by.
+        top_k: Most passages of a result.
+        max_chars: Longest text of a passage.
+    """
+
+    description = "Searches for passages; give a few words."
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "A few words to search for."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+    settings: ClassVar[type[SearchSettings]] = SearchSettings
+    demo: ClassVar[bool] = False
+
+    def __init__(self, index: SearchIndex, *, name: str = "search", top_k: int = 3, max_chars: int = 2000) -> None:
+        self.index, self.name, self.top_k, self.max_chars = index, name, top_k, max_chars
+
+    @classmethod
+    def from_config(cls, name: str, settings: Mapping[str, Any]) -> SearchTool:
+        """Returns the tool that a recipe describes.
+
+        Raises:
+            InvalidInput: A key is unknown or missing, a value breaks a rule, or the corpus can't be read.
+        """
+        try:
+            values = cls.settings.model_validate(settings)
+        except ValidationError as error:
+            raise InvalidInput("\n".join(_problem(name, each) for each in error.errors())) from error
+        return cls(cls._index(values.corpus), name=name, top_k=values.top_k, max_chars=values.max_chars)
+
+    @classmethod
+    def _index(cls, corpus: str) -> SearchIndex:
+        return SearchIndex.load(corpus)
+
+    async def __call__(self, query: str) -> str:
+        """Returns what was found, as text."""
+        if not isinstance(query, str) or not query.strip():
+            raise ToolError(f"{self.name}: the query is empty; write a few words.")
+        if len(query) > MOST_QUERY_CHARS:
+            raise ToolError(
+                f"{self.name}: the query has {len(query)} characters, at most {MOST_QUERY_CHARS} are searched for; "
+                "write a few words."
+            )
+        found = self.index.search(query, self.top_k)
+        return "\n\n".join(itertools.starmap(self._shown, enumerate(found, 1))) or "No results."
+
+    def _shown(self, number: int, passage: Passage) -> str:
+        text, cut = passage.text[: self.max_chars], len(passage.text) - self.max_chars
+        if cut > 0:
+            text += f" [... {cut} characters cut]"
+        return f"[{number}] {passage.title}\n{text}" if passage.title else f"[{number}] {text}"
+
+
+class DemoSearch(SearchTool):
+    """The tool `search`: what a workflow that searches gets where no corpus is configured, so that it can be tried."""
+
+    settings = DemoSettings
+    demo = True
+
+    @classmethod
+    def _index(cls, corpus: str) -> SearchIndex:
+        return _demo_index() if corpus == DemoSettings().corpus else SearchIndex.load(corpus)
+
+
+def cache_folder() -> Path:
+    """Where indexes are cached: $SRPO_ENV_CACHE, else the user's cache folder."""
+    return Path(os.environ.get("SRPO_ENV_CACHE") or platformdirs.user_cache_dir("srpo-env"))
+
+
+@cache
+def _demo_index() -> SearchIndex:
+    path = Path(DemoSettings().corpus)
+    return SearchIndex(_passages(path.read_bytes(), path))
+
+
+def _passages(content: bytes, path: Path) -> Iterable[Passage]:
+    seen: set[str] = set()
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InvalidInput(f"{where}: the row is not JSON: {error}; a row is {_ROW}.") from error
+        if not isinstance(row, dict):
+            raise InvalidInput(f"{where}: the row is a {type(row).__name__}; a row is {_ROW}.")
+        name, title, text = row.get("id"), row.get("title") or "", row.get("text")
+        if isinstance(name, int) and not isinstance(name, bool):
+            name = str(name)
+        if not (isinstance(name, str) and isinstance(title, str) and isinstance(text, str)):
+            raise InvalidInput(f"{where}: the row has no `id` or `text`, or one that is no text; a row is {_ROW}.")
+        if name in seen:
+            raise InvalidInput(f"{where}: id {name!r} stands in an earlier row; every passage has an id of its own.")
+        seen.add(name)
+        yield Passage(name, title, text)
+
+
+_ROW = '{"id": "1", "title": "Oslo", "text": "Oslo is ..."}'
+
+
+def _scorer() -> Any:
+    try:
+        import bm25s
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"search needs the package {error.name!r}; run `pip install bm25s`.") from error
+    return bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
+
+
+def _built(passages: Sequence[Passage]) -> Any:
+    if not passages:
+        raise InvalidInput("the corpus has no passages; at least one is needed.")
+    vocabulary: dict[str, int] = {}
+    ids = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{p.title} {p.title} {p.text}")]
+        for p in passages
+    ]
+    scorer = _scorer()
+    if vocabulary:
+        scorer.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    else:
+        scorer.vocab_dict = {}
+    return scorer
+
+
+def _read(file: Path, passages: int) -> Any:
+    """Returns a cached index; None where there is none, or one that is damaged."""
+    try:
+        digest, content = (whole := file.read_bytes())[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    except OSError:
+        return None
+    if hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() != digest:
+        return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    vocabulary = arrays.pop("words").tobytes().decode("utf-8")
+    scorer = _scorer()
+    scorer.scores = {**arrays, "num_docs": passages}
+    scorer.vocab_dict = {word: at for at, word in enumerate(vocabulary.split("\n"))}
+    scorer.unique_token_ids_set = set(scorer.vocab_dict.values())
+    return scorer
+
+
+def _write(file: Path, scorer: Any) -> None:
+    """Caches an index, whole or not at all; a folder that can't be written is no reason to stop."""
+    if not scorer.vocab_dict:
+        return
+    buffer = io.BytesIO()
+    vocabulary = np.frombuffer("\n".join(scorer.vocab_dict).encode(), dtype=np.uint8)
+    arrays = {name: scorer.scores[name] for name in ("data", "indices", "indptr")}
+    np.savez(buffer, allow_pickle=False, words=vocabulary, **arrays)
+    content = buffer.getvalue()
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-")
+        try:
+            with os.fdopen(descriptor, "wb") as out:
+                out.write(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() + content)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(temporary).replace(file)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def _problem(name: str, error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"tools.{name}: key {place!r} is missing; it has no default. Add it, such as corpus: corpus.jsonl."
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(SearchSettings.model_fields)
+        return f"tools.{name}: unknown key {place!r}; known are {known}."
+    return f"tools.{name}: {place}: {error['msg']}, and it is {error['input']!r}."
