@@ -26,7 +26,6 @@ WORDS = frozenset(
 )
 """Words of the template language."""
 
-COMING_TOOLS = ("search", "calculator")
 _BOOLEANS = frozenset({"yes", "no", "on", "off"})
 _WRITTEN = {"tag": "{tag: verdict}", "choice": "{choices: [approve, reject], fallback: reject}"}
 
@@ -103,7 +102,7 @@ def check_agents(workflow: Workflow, report: Report) -> None:
     """Parsers and tools exist; a parser with choices has a fallback."""
     for name, agent in workflow.agents.items():
         _check_parser(("agents", name, "parse"), agent.parse, report)
-        tools = sorted({*registered("tool"), *COMING_TOOLS}) if agent.tools else []
+        tools = sorted(registered("tool")) if agent.tools else []
         for index, tool in enumerate(agent.tools):
             if ":" not in tool and tool not in tools:
                 report.unknown(("agents", name, "tools", index), "tool", tool, tools)

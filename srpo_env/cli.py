@@ -408,7 +408,11 @@ def _described(file: str) -> str:
 
 
 def _is_recipe(file: str) -> bool:
-    """Whether a file says that it is a recipe: it names policies, which a workflow can't."""
+    """Whether it is a recipe: one that ships, or a file that names policies, which a workflow can't."""
+    from srpo_env.config import recipe_names
+
+    if file in recipe_names():
+        return True
     try:
         return any(line.startswith("policies:") for line in Path(file).read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError):

@@ -9,6 +9,11 @@ IDS = {
     "SolverVerifier": "solver_verifier",
     "ParallelProposers": "parallel_proposers",
     "ProposersVerifier": "proposers_verifier",
+    "AdaptiveRouter": "adaptive_router",
+    "SearchAggregator": "search_aggregator",
+    "SearchHierarchy": "search_hierarchy",
+    "Debate": "debate",
+    "ToolUse": "tool_use",
 }
 
 

@@ -62,7 +62,9 @@ def make_tool(name: str, settings: Mapping[str, Any]) -> Tool:
     found = load("tool", use)
     if inspect.isclass(found):
         if not hasattr(found, "from_config"):
-            raise InvalidInput(f"tools.{name}: class {use!r} has no `from_config(name, settings)`, which makes the tool.")
+            raise InvalidInput(
+                f"tools.{name}: class {use!r} has no `from_config(name, settings)`, which makes the tool."
+            )
         made = found.from_config(name, own)
     elif own:
         raise InvalidInput(f"tools.{name}: tool {use!r} has no settings, and {', '.join(own)} is set. Remove it.")

@@ -1,1 +1,21 @@
-"""What outputs act on."""
+"""What outputs act on: one file per tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from srpo_env.tools.calculating import calculator
+    from srpo_env.tools.search import Passage, SearchIndex, SearchTool
+
+__all__ = ["Passage", "SearchIndex", "SearchTool", "calculator"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is first used."""
+    from importlib import import_module
+
+    modules = {"Passage": "search", "SearchIndex": "search", "SearchTool": "search", "calculator": "calculating"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

@@ -16,16 +16,17 @@ import tempfile
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from srpo_env.errors import InvalidInput, MissingExtra, ToolError
+from srpo_env.errors import InvalidInput, ToolError
 
 K1 = 1.2
 B = 0.75
@@ -70,11 +71,12 @@ class SearchIndex:
 
     Args:
         passages: At least one, each with an id of its own.
+        scores: What was computed for them before; None: computed now.
     """
 
-    def __init__(self, passages: Iterable[Passage]) -> None:
+    def __init__(self, passages: Iterable[Passage], *, scores: Scores | None = None) -> None:
         self.passages = tuple(passages)
-        self._scorer = _built(self.passages)
+        self._scores = _built(self.passages) if scores is None else scores
 
     @classmethod
     def load(cls, path: str | Path, *, cache: str | Path | None = None) -> SearchIndex:
@@ -95,16 +97,14 @@ class SearchIndex:
                 f"corpus {str(path)!r} can't be read: {error.strerror}; give a JSON Lines file with rows of id, title, "
                 "text."
             ) from error
-        index = cls.__new__(cls)
-        index.passages = tuple(_passages(content, path))
+        passages = tuple(_passages(content, path))
         name = hashlib.blake2b(content, digest_size=16, salt=b"%d" % FORMAT).hexdigest()
         file = (Path(cache) if cache is not None else cache_folder()) / f"bm25-{name}.npz"
-        scorer = _read(file, len(index.passages))
-        if scorer is None:
-            scorer = _built(index.passages)
-            _write(file, scorer)
-        index._scorer = scorer
-        return index
+        scores = _read(file, len(passages))
+        if scores is None:
+            scores = _built(passages)
+            _write(file, scores)
+        return cls(passages, scores=scores)
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -118,17 +118,45 @@ class SearchIndex:
         """
         if k < 1:
             raise InvalidInput(f"k {k}; it is the number of passages to find, at least 1.")
-        known = self._scorer.vocab_dict
-        ids = [known[word] for word in words(query) if word in known]
-        if not ids:
-            return []
-        scores = self._scorer.get_scores_from_ids(ids)
+        scores = self._scores.of(words(query))
         if k < len(scores):
             found = np.flatnonzero(scores >= max(np.partition(scores, -k)[-k], np.finfo(scores.dtype).tiny))
         else:
             found = np.flatnonzero(scores > 0)
         best = found[np.argsort(-scores[found], kind="stable")[:k]]
         return [replace(self.passages[at], score=float(scores[at])) for at in best]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What each word adds to each passage's score: those of word w are [indptr[w]:indptr[w + 1]]."""
+
+    passages: int
+    places: Mapping[str, int]
+    data: npt.NDArray[np.float32]
+    indices: npt.NDArray[np.int32]
+    indptr: npt.NDArray[np.int64]
+    rows: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """The same for words in more than an eighth of the passages, zeros filled in: adding such a row is faster."""
+
+    def of(self, query: Iterable[str]) -> npt.NDArray[np.float32]:
+        """Returns every passage's score; a word that stands in the query twice counts twice."""
+        scores = np.zeros(self.passages, dtype=np.float32)
+        for word in query:
+            if (at := self.places.get(word)) is not None:
+                begin, end = self.indptr[at], self.indptr[at + 1]
+                if (end - begin) * 8 > self.passages:
+                    scores += self._row(at)
+                else:
+                    scores[self.indices[begin:end]] += self.data[begin:end]
+        return scores
+
+    def _row(self, at: int) -> npt.NDArray[np.float32]:
+        if at not in self.rows:
+            row = np.zeros(self.passages, dtype=np.float32)
+            row[self.indices[self.indptr[at] : self.indptr[at + 1]]] = self.data[self.indptr[at] : self.indptr[at + 1]]
+            self.rows[at] = row
+        return self.rows[at]
 
 
 class SearchSettings(BaseModel):
@@ -263,56 +291,43 @@ def _passages(content: bytes, path: Path) -> Iterable[Passage]:
 _ROW = '{"id": "1", "title": "Oslo", "text": "Oslo is ..."}'
 
 
-def _scorer() -> Any:
-    try:
-        import bm25s
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"search needs the package {error.name!r}; run `pip install bm25s`.") from error
-    return bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
+def _built(passages: Sequence[Passage]) -> Scores:
+    import bm25s  # takes half a second, and a cached index does without
 
-
-def _built(passages: Sequence[Passage]) -> Any:
     if not passages:
         raise InvalidInput("the corpus has no passages; at least one is needed.")
-    vocabulary: dict[str, int] = {}
-    ids = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{p.title} {p.title} {p.text}")]
-        for p in passages
-    ]
-    scorer = _scorer()
-    if vocabulary:
-        scorer.index((ids, vocabulary), create_empty_token=False, show_progress=False)
-    else:
-        scorer.vocab_dict = {}
-    return scorer
+    places: dict[str, int] = {}
+    ids = [[places.setdefault(word, len(places)) for word in words(f"{p.title} {p.title} {p.text}")] for p in passages]
+    if not places:
+        return Scores(len(passages), {}, np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64))
+    index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
+    index.index((ids, places), create_empty_token=False, show_progress=False)
+    return Scores(len(passages), places, *(index.scores[name] for name in _ARRAYS))
 
 
-def _read(file: Path, passages: int) -> Any:
+_ARRAYS = ("data", "indices", "indptr")
+
+
+def _read(file: Path, passages: int) -> Scores | None:
     """Returns a cached index; None where there is none, or one that is damaged."""
     try:
-        digest, content = (whole := file.read_bytes())[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+        whole = file.read_bytes()
     except OSError:
         return None
+    digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() != digest:
         return None
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    vocabulary = arrays.pop("words").tobytes().decode("utf-8")
-    scorer = _scorer()
-    scorer.scores = {**arrays, "num_docs": passages}
-    scorer.vocab_dict = {word: at for at, word in enumerate(vocabulary.split("\n"))}
-    scorer.unique_token_ids_set = set(scorer.vocab_dict.values())
-    return scorer
+        text = stored["words"].tobytes().decode()
+        places = {word: at for at, word in enumerate(text.split("\n"))} if text else {}
+        return Scores(passages, places, *(stored[name] for name in _ARRAYS))
 
 
-def _write(file: Path, scorer: Any) -> None:
+def _write(file: Path, scores: Scores) -> None:
     """Caches an index, whole or not at all; a folder that can't be written is no reason to stop."""
-    if not scorer.vocab_dict:
-        return
     buffer = io.BytesIO()
-    vocabulary = np.frombuffer("\n".join(scorer.vocab_dict).encode(), dtype=np.uint8)
-    arrays = {name: scorer.scores[name] for name in ("data", "indices", "indptr")}
-    np.savez(buffer, allow_pickle=False, words=vocabulary, **arrays)
+    vocabulary = np.frombuffer("\n".join(scores.places).encode(), dtype=np.uint8)
+    np.savez(buffer, words=vocabulary, data=scores.data, indices=scores.indices, indptr=scores.indptr)
     content = buffer.getvalue()
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -246,3 +246,8 @@ def test_any_text_and_number_in_a_recipe_loads_back_equal(
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.yaml").write_text(first.to_yaml(), encoding="utf-8")
     assert load_recipe(folder) == first
+
+
+def test_an_override_of_an_unknown_policy_names_the_nearest() -> None:
+    with pytest.raises(InvalidRecipe, match=r"'mian' is not a policy .* Did you mean 'main'"):
+        load_recipe("arithmetic_tiny", ["policies.mian.train.lr=1.0e-3"])

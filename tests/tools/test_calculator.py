@@ -12,7 +12,7 @@ from srpo_env.errors import ToolError
 from srpo_env.protocols import Tool
 from srpo_env.registry import load
 from srpo_env.toolcalls import run_calls
-from srpo_env.tools.calculator import MOST_CHARS, MOST_DEPTH, calculator, evaluate, written
+from srpo_env.tools.calculating import MOST_CHARS, MOST_DEPTH, calculator, evaluate, written
 
 
 @pytest.mark.parametrize(

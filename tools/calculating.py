@@ -22,7 +22,9 @@ MOST_DEPTH = 100
 MOST_BITS = 3400
 """Longest numerator or denominator: some 1,000 decimal digits."""
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<name>[a-z]+)|(?P<operator>\*\*|//|[-+*/%^(),]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<name>[a-z]+)|(?P<operator>\*\*|//|[-+*/%^(),]))"
+)
 _WRITTEN = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "\u00a0": " "})
 _MOST_DECIMALS = 20
 
