@@ -1,0 +1,103 @@
+"""Does the whole chain hold: from a recipe to learned weights, the log, the metrics, the report, and back after a stop?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from srpo_env import EventLog, train
+from srpo_env.runs import checkpoints, read_metrics
+from srpo_env.training import TrainResult
+
+SMALL = ["tasks.eval.size=32", "rollout.tasks_per_batch=8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    folder = tmp_path_factory.mktemp("end_to_end") / "run"
+    return train("arithmetic_tiny", [*SMALL, "updates=3", f"run={folder}"])
+
+
+def test_every_event_of_every_update_is_in_the_log(run: TrainResult) -> None:
+    log = EventLog(run.run)
+    sizes = {name: len(log.episodes(name)) for name in {event.batch for event in log}}
+    updates = {f"update-{n}": 64 for n in (1, 2, 3)}
+    assert sizes == {**updates, "eval-0": 32, "baseline-0": 32, "eval-3": 32, "baseline-3": 32}
+    assert log.damage == []
+    assert {len(event.members) for event in log if event.batch.startswith("update")} == {3}
+
+
+def test_outputs_carry_what_was_sampled_and_the_version_that_sampled_it(run: TrainResult) -> None:
+    for event in EventLog(run.run):
+        for member in event.members:
+            output = member.output
+            assert output.output_ids is not None and output.logprobs is not None
+            assert len(output.output_ids) == len(output.logprobs)
+            if event.batch.startswith("update-"):
+                assert output.policy_version == int(event.batch.removeprefix("update-")) - 1
+
+
+def test_the_metrics_tell_of_each_update(run: TrainResult) -> None:
+    lines = [line["metrics"] for line in read_metrics(Path(run.run)) if line["kind"] == "update"]
+    assert [line["event_completeness"] for line in lines] == [1.0] * 3
+    assert [line["steps"] for line in lines] == [2.0] * 3
+    assert [line["share_of_sets_over_1"] for line in lines] == [1.0] * 3
+    assert all(line["grad_norm"] > 0 and line["sampler_mismatch_token"] < 1e-4 for line in lines)
+
+
+def test_the_weights_have_moved_and_load_in_plain_transformers(run: TrainResult) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from srpo_env.models import resolve_model
+
+    trained = AutoModelForCausalLM.from_pretrained(Path(run.checkpoint) / "main").state_dict()
+    start = AutoModelForCausalLM.from_pretrained(resolve_model("tiny_arithmetic")).state_dict()
+    assert any(bool((trained[name] != start[name]).any()) for name in start)
+    tokenizer = AutoTokenizer.from_pretrained(Path(run.checkpoint) / "main")
+    assert tokenizer.decode(tokenizer("37+58=")["input_ids"]) == "37+58="
+
+
+def test_the_report_is_one_page_without_remote_parts(run: TrainResult) -> None:
+    page = Path(run.report).read_text(encoding="utf-8")
+    assert "arithmetic_tiny" in page
+    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_run_can_be_repeated_to_the_bit(run: TrainResult, tmp_path: Path) -> None:
+    again = train("arithmetic_tiny", [*SMALL, "updates=3", f"run={tmp_path / 'run'}"])
+    assert sorted(EventLog(run.run), key=key) == sorted(EventLog(again.run), key=key)
+    weights = [Path(each.checkpoint) / "main" / "model.safetensors" for each in (run, again)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def key(event: object) -> tuple[str, str, int]:
+    return event.batch, event.episode, event.step  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_leaves_a_readable_run_that_goes_on_where_it_stopped(run: TrainResult, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = [*SMALL, "updates=3", f"run={folder}", "log.checkpoint_every_updates=1"]
+    command = [sys.executable, "-m", "srpo_env.cli", "train", "arithmetic_tiny", *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        while process.poll() is None and not checkpoints(folder):
+            time.sleep(0.01)  # nothing tells of the first checkpoint but the folder itself
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+    if process.returncode == 0:
+        pytest.skip("the run ended before it could be interrupted")
+    assert process.returncode == 130, told
+    assert str(folder) in told
+    assert EventLog(folder).events
+    resumed = train(folder, resume=True)
+    assert resumed.updates == 3
+    weights = [Path(each.checkpoint) / "main" / "model.safetensors" for each in (run, resumed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert json.loads((folder / "run.json").read_text())["recipe"] == "arithmetic_tiny"
