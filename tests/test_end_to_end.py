@@ -1,4 +1,4 @@
-"""Does the whole chain hold: from a recipe to learned weights, the log, the metrics, the report, and back after a stop?"""
+"""Does the whole chain hold: from a recipe to weights, log, metrics and report, and back after a stop?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,8 @@ def test_outputs_carry_what_was_sampled_and_the_version_that_sampled_it(run: Tra
     for event in EventLog(run.run):
         for member in event.members:
             output = member.output
-            assert output.output_ids is not None and output.logprobs is not None
+            assert output.output_ids
+            assert output.logprobs
             assert len(output.output_ids) == len(output.logprobs)
             if event.batch.startswith("update-"):
                 assert output.policy_version == int(event.batch.removeprefix("update-")) - 1
@@ -67,7 +69,8 @@ def test_the_weights_have_moved_and_load_in_plain_transformers(run: TrainResult)
 def test_the_report_is_one_page_without_remote_parts(run: TrainResult) -> None:
     page = Path(run.report).read_text(encoding="utf-8")
     assert "arithmetic_tiny" in page
-    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
 
 
 def test_a_run_can_be_repeated_to_the_bit(run: TrainResult, tmp_path: Path) -> None:
@@ -86,7 +89,8 @@ def test_ctrl_c_leaves_a_readable_run_that_goes_on_where_it_stopped(run: TrainRe
     settings = [*SMALL, "updates=3", f"run={folder}", "log.checkpoint_every_updates=1"]
     command = [sys.executable, "-m", "srpo_env.cli", "train", "arithmetic_tiny", *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as process:
+    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         while process.poll() is None and not checkpoints(folder):
             time.sleep(0.01)  # nothing tells of the first checkpoint but the folder itself
         process.send_signal(signal.SIGINT)
