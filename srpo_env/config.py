@@ -341,10 +341,11 @@ def _pairs(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[str, Any]
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
-    if parents[:1] == ["policies"] and len(parents) > 1 and parents[1] not in (known := data.get("policies") or {}):
+    known = data.get("policies") or {}
+    if parents[:1] == ["policies"] and last != "model" and len(parents) > 1 and parents[1] not in known:
         raise InvalidRecipe(
             f"override {key}={value}: {parents[1]!r} is not a policy of the recipe; it has {', '.join(known)}."
-            f"{nearest(parents[1], known)} A new one is given whole: policies.{parents[1]}={{model: ...}}."
+            f"{nearest(parents[1], known)} A new one begins with its model: policies.{parents[1]}.model=..."
         )
     at = data
     for position, parent in enumerate(parents):

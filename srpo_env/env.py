@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from srpo_env.episode import Episode, Ids
+from srpo_env.episode import Episode
 from srpo_env.errors import InvalidAction, InvalidInput
 from srpo_env.graph import compile_graph
 from srpo_env.loading import load_workflow
@@ -21,6 +21,7 @@ from srpo_env.spec import Workflow
 from srpo_env.tasks import Task, TaskSet, load_tasks
 from srpo_env.toolset import ToolsGiven, load_tools
 from srpo_env.transcript import as_text, print_event
+from srpo_env.views import Ids
 
 Observation = dict[str, Any]
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, SrpoEnvError, nearest
@@ -28,94 +28,10 @@ from srpo_env.spec import Best, Node
 from srpo_env.tasks import Task, TaskSet
 from srpo_env.templates import Expression, Template, compile_expression
 from srpo_env.toolcalls import Tools, require_tools, run_calls, spoken_name
+from srpo_env.views import Due, Ids, MemberView, NodeView, Slot, Transition, Visits
 
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberView:
-    """One member's output, as templates, conditions and reducers see it."""
-
-    agent: str
-    index: int
-    count: int
-    text: str
-    parsed: Any
-    ok: bool
-    results: tuple[str, ...] = ()
-    acting: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """What a node last did. `text`, `parsed` and `ok` are those of the reducer, or of the only member.
-
-    `outputs` holds the last output of every member, in declared order; `acting` counts those that called a tool last.
-    """
-
-    outputs: tuple[MemberView, ...]
-    visits: int
-    text: str = ""
-    parsed: Any = None
-    ok: bool = False
-
-    @property
-    def acting(self) -> int:
-        """Members whose last output called a tool."""
-        return sum(output.acting for output in self.outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A member's place in a set: which of `count` members of its agent."""
-
-    agent: str
-    index: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A member that is to be sampled: its place, its policy and its rendered prompt."""
-
-    slot: Slot
-    policy: str
-    turn: int
-    messages: tuple[Message, ...]
-
-
-@dataclass(frozen=True)
-class Transition:
-    """What a Python transition returns: the node's value, state keys to set, and where to go (None: by its edges)."""
-
-    parsed: Any = None
-    text: str = ""
-    ok: bool = True
-    state: Mapping[str, Any] = field(default_factory=dict)
-    next: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """The names of an episode in the log."""
-
-    run: str
-    group: str
-    episode: str
-    batch: str = ""
-
-
-class Visits(dict[str, int]):
-    """Visits by node; 0 for a node that was not visited, also as an attribute (`visits.solve`)."""
-
-    def __missing__(self, key: str) -> int:
-        return 0
-
-    def __getattr__(self, key: str) -> int:
-        if key.startswith("_"):
-            raise AttributeError(key)
-        return self.get(key, 0)
 
 
 class Episode:

@@ -181,6 +181,7 @@ def _found(target: str | Path, overrides: list[str], *, bare_workflows: bool) ->
         data = {
             "workflow": str(target),
             "tasks": {"train": {"use": "arithmetic"}},
+            "tools": {"search": {}},  # for those that search: in the demonstration
             "policies": {"main": {"model": "tiny_arithmetic"}},
         }
         return recipe_of(data, overrides, str(target)), Path(target).stem, None

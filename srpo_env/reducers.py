@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from srpo_env.episode import MemberView
+    from srpo_env.views import MemberView
 
 
 def majority(outputs: Sequence[MemberView]) -> tuple[Any, str]:

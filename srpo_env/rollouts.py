@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srpo_env.episode import Episode, Ids
+from srpo_env.episode import Episode
 from srpo_env.errors import InvalidInput, PolicyError, nearest
 from srpo_env.eventlog import EventLog, Journal
 from srpo_env.graph import Graph, compile_graph
@@ -22,6 +22,7 @@ from srpo_env.spec import Workflow
 from srpo_env.tasks import Task, TaskSet, load_tasks
 from srpo_env.toolcalls import Tools, require_tools
 from srpo_env.toolset import ToolsGiven, load_tools
+from srpo_env.views import Ids
 
 SamplingOf = Callable[[str], Sampling]
 """Gives an agent's sampling settings."""

@@ -61,11 +61,12 @@ def make_tool(name: str, settings: Mapping[str, Any]) -> Tool:
     use = str(own.pop("use", None) or name)
     found = load("tool", use)
     if inspect.isclass(found):
-        if not hasattr(found, "from_config"):
+        make = getattr(found, "from_config", None)
+        if make is None:
             raise InvalidInput(
                 f"tools.{name}: class {use!r} has no `from_config(name, settings)`, which makes the tool."
             )
-        made = found.from_config(name, own)
+        made = make(name, own)
     elif own:
         raise InvalidInput(f"tools.{name}: tool {use!r} has no settings, and {', '.join(own)} is set. Remove it.")
     else:

@@ -494,7 +494,7 @@ nodes:
   last: {agents: a}
 answer: ask.parsed
 """
-HEAD = "from srpo_env.episode import Transition\ndef step(outputs, state):\n    "
+HEAD = "from srpo_env.views import Transition\ndef step(outputs, state):\n    "
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from srpo_env.episode import MemberView
 from srpo_env.reducers import concat, first_valid, majority
+from srpo_env.views import MemberView
 
 
 def views(*parsed: Any) -> list[MemberView]:

@@ -45,6 +45,12 @@ number = 5
 '''
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left in the user's cache."""
+    monkeypatch.setenv("SRPO_ENV_CACHE", str(tmp_path / "own_cache"))
+
+
 @pytest.fixture
 def code(tmp_path: Path) -> str:
     """A file of somebody's tools."""
@@ -170,6 +176,10 @@ def test_a_recipe_does_not_search_in_the_demonstration_unless_it_says_so() -> No
     with pytest.raises(InvalidInput, match=r"demonstration only; say under `tools` what to use"):
         Job.prepare(recipe("search_aggregator"))
     assert list(Job.prepare(recipe("search_aggregator", tools={"search": {}})).tools) == ["search"]
+
+
+def test_a_bare_workflow_that_searches_is_tried_in_the_demonstration() -> None:
+    assert list(Job.prepare("search_aggregator", bare_workflows=True).tools) == ["search"]
 
 
 def test_another_tool_drops_the_settings_of_the_one_before(tmp_path: Path) -> None:

@@ -28,6 +28,12 @@ def ids(passages: list[Passage]) -> list[str]:
     return [passage.id for passage in passages]
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left in the user's cache."""
+    monkeypatch.setenv("SRPO_ENV_CACHE", str(tmp_path / "own_cache"))
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A corpus of three passages."""

@@ -1,0 +1,94 @@
+"""What is seen of an episode: by templates, conditions, reducers and Python transitions, and by whoever samples it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from srpo_env.records import Message
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member's output, as templates, conditions and reducers see it."""
+
+    agent: str
+    index: int
+    count: int
+    text: str
+    parsed: Any
+    ok: bool
+    results: tuple[str, ...] = ()
+    acting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What a node last did. `text`, `parsed` and `ok` are those of the reducer, or of the only member.
+
+    `outputs` holds the last output of every member, in declared order; `acting` counts those that called a tool last.
+    """
+
+    outputs: tuple[MemberView, ...]
+    visits: int
+    text: str = ""
+    parsed: Any = None
+    ok: bool = False
+
+    @property
+    def acting(self) -> int:
+        """Members whose last output called a tool."""
+        return sum(output.acting for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A member's place in a set: which of `count` members of its agent."""
+
+    agent: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A member that is to be sampled: its place, its policy and its rendered prompt."""
+
+    slot: Slot
+    policy: str
+    turn: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What a Python transition returns: the node's value, state keys to set, and where to go (None: by its edges)."""
+
+    parsed: Any = None
+    text: str = ""
+    ok: bool = True
+    state: Mapping[str, Any] = field(default_factory=dict)
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The names of an episode in the log."""
+
+    run: str
+    group: str
+    episode: str
+    batch: str = ""
+
+
+class Visits(dict[str, int]):
+    """Visits by node; 0 for a node that was not visited, also as an attribute (`visits.solve`)."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+    def __getattr__(self, key: str) -> int:
+        if key.startswith("_"):
+            raise AttributeError(key)
+        return self.get(key, 0)
