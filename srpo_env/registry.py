@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,15 @@ GROUPS = {
 
 
 @cache
+def _entry_points() -> EntryPoints:
+    """All entry points of all packages: reading them is the slow part, so it is done once for all kinds."""
+    return entry_points()
+
+
+@cache
 def registered(kind: str) -> dict[str, EntryPoint]:
     """Returns the entry points of a kind (a key of `GROUPS`), by name."""
-    return {point.name: point for point in entry_points(group=GROUPS[kind])}
+    return {point.name: point for point in _entry_points().select(group=GROUPS[kind])}
 
 
 def is_reference(name: str) -> bool:

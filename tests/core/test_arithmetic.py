@@ -31,6 +31,14 @@ def test_the_splits_never_overlap_whatever_the_settings(first: dict[str, int], s
     assert not {task.problem for task in train.tasks} & {task.problem for task in test.tasks}
 
 
+@FEW
+@given(SETTINGS, st.sampled_from(["train", "test"]), st.sampled_from(["{sum}=", "What is {sum}?"]))
+def test_a_sum_is_on_the_side_that_the_sum_alone_decides(values: dict[str, int], split: str, template: str) -> None:
+    before, after = template.split("{sum}")
+    for task in arithmetic(split=split, template=template, **values).tasks:  # type: ignore[arg-type]
+        assert split_of(task.problem.removeprefix(before).removesuffix(after)) == split
+
+
 @given(st.permutations([3, 14, 15, 92]), st.sampled_from("+*"))
 def test_sums_that_differ_in_order_only_are_on_the_same_side(numbers: list[int], sign: str) -> None:
     assert split_of(sign.join(map(str, numbers))) == split_of(sign.join(["3", "14", "15", "92"]))
