@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,16 @@ GROUPS = {
 }
 
 
-@cache
-def _entry_points() -> EntryPoints:
-    """All entry points of all packages: reading them is the slow part, so it is done once for all kinds."""
-    return entry_points()
-
-
-@cache
 def registered(kind: str) -> dict[str, EntryPoint]:
     """Returns the entry points of a kind (a key of `GROUPS`), by name."""
-    return {point.name: point for point in _entry_points().select(group=GROUPS[kind])}
+    return _all_registered()[kind]
+
+
+@cache
+def _all_registered() -> dict[str, dict[str, EntryPoint]]:
+    """Reading the entry points of all packages is the slow part, so it is done once for all kinds."""
+    found = entry_points()
+    return {kind: {point.name: point for point in found.select(group=group)} for kind, group in GROUPS.items()}
 
 
 def is_reference(name: str) -> bool:
