@@ -12,8 +12,8 @@ from torch import Tensor
 
 from srpo_env.batch import EventBatch
 from srpo_env.records import Parse
+from srpo_env.trainers.srpo.batch_advantage import estimate, signal
 from srpo_env.trainers.srpo.config import SRPOConfig
-from srpo_env.trainers.srpo.estimation import estimate, signal
 from srpo_env.trainers.srpo.estimators import GroupCount
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.objective import srpo_loss

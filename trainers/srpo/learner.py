@@ -28,9 +28,9 @@ from srpo_env.protocols import Trainable
 from srpo_env.registry import load_reference
 from srpo_env.trainers.srpo import checkpoint
 from srpo_env.trainers.srpo.admission import admit
+from srpo_env.trainers.srpo.batch_advantage import Estimate, estimate, signal
 from srpo_env.trainers.srpo.batches import mini_batches
 from srpo_env.trainers.srpo.config import PRESET_KEYS, SRPOConfig
-from srpo_env.trainers.srpo.estimation import Estimate, estimate, signal
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
 from srpo_env.trainers.srpo.schedule import learning_rate
