@@ -25,7 +25,7 @@ def model() -> str:
 
 
 def gsm8k(data_dir: Path, run: Path) -> list[str]:
-    """The recipe of the sums, turned into single agents on grade-school problems, a few of them."""
+    """The recipe of the sums, turned into a solver and a verifier on a few grade-school problems."""
     return [
         "workflow={use: solver_verifier, params: {rounds: 1}}",
         f"tasks.train={{use: {data_dir}/math/gsm8k_train_1000.jsonl, limit: 8}}",
