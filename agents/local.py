@@ -280,7 +280,7 @@ class LocalPolicy:
         for call in calls:
             for index, request in enumerate(call.requests):
                 try:
-                    prompt = self._chat.prompt_ids(request.messages)
+                    prompt = self._chat.prompt_ids(request.messages, request.earlier)
                     limit = self._limit(prompt, request.sampling.max_tokens)
                 except (PolicyError, ContextExceeded) as error:
                     call.ready[index] = error
