@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from srpo_env.agents.chat import Chat
-from srpo_env.agents.settings import checked
 from srpo_env.errors import ContextExceeded, PolicyError
 from srpo_env.models import load_tokenizer, resolve_model
 from srpo_env.protocols import Sampled, SampleRequest
 from srpo_env.records import Output
 from srpo_env.registry import load_reference
+from srpo_env.settings import checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

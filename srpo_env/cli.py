@@ -474,6 +474,7 @@ KINDS = {
     "tools": "tool",
     "backends": "backend",
     "models": "model",
+    "servers": "server",
 }
 
 
@@ -560,6 +561,20 @@ def report(
         _print_json({"run": run_folder, "report": path})
     else:
         print(path)
+
+
+@app.command(epilog="Example: srpo-env serve retriever corpus=wiki.jsonl port=8000")
+def serve(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to serve; see `srpo-env list servers`.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of the server, such as port=8001.")
+    ] = None,
+) -> None:
+    """Serve a tool to other processes and machines, until Ctrl-C."""
+    from srpo_env.config import read_overrides
+    from srpo_env.registry import load
+
+    load("server", name)(dict(read_overrides(settings or ())))
 
 
 if __name__ == "__main__":

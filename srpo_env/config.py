@@ -277,7 +277,7 @@ def recipe_of(data: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any]
         overrides: See `load_recipe`.
         where: What messages call it.
     """
-    pairs = _pairs(overrides)
+    pairs = read_overrides(overrides)
     if any(key == "learner.preset" for key, _ in pairs):
         _drop_preset_keys(data, dict(pairs))
     for key, value in pairs:
@@ -324,7 +324,12 @@ def check_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     return recipe
 
 
-def _pairs(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Returns overrides as keys with values, which are read as YAML.
+
+    Raises:
+        InvalidRecipe: One has not the form key=value, or its value can't be read.
+    """
     if isinstance(overrides, Mapping):
         return list(overrides.items())
     pairs = []

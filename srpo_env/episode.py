@@ -122,16 +122,11 @@ class Episode:
                 )
         before = self._digest()
         members = await self._members(due, outcomes, sampling or [None] * len(due))
-        failures = [outcome for outcome in outcomes if isinstance(outcome, ContextExceeded | PolicyError)]
-        failure = next((each for each in failures if isinstance(each, PolicyError)), failures[0] if failures else None)
+        failure = _failure(outcomes, members)
         visited = self._node
         self._visits[visited] += 1
         self._record_turns(due, members)
-        if failure is None:
-            following, truncated_by = self._transition(visited, due, members)
-        else:
-            following = visited
-            truncated_by = "context" if isinstance(failure, ContextExceeded) else "policy_error"
+        following, truncated_by = (visited, failure) if failure else self._transition(visited, due, members)
         self.terminated, self.truncated = following == "end", truncated_by is not None
         answer = self._answer() if self.done else None
         self._last = visited
@@ -163,7 +158,7 @@ class Episode:
         )
         self._started = ended
         if self.done:
-            score = self._score(answer, event, failure)
+            score = self._score(answer, event)
             event = event.model_copy(update={"reward": score.value, "score_reason": score.reason})
         self.events.append(event)
         return event
@@ -418,9 +413,9 @@ class Episode:
             return None  # the answer's node was not reached
         return None if answer is None else str(answer)
 
-    def _score(self, answer: str | None, event: Event, failure: SrpoEnvError | None) -> Score:
-        if isinstance(failure, PolicyError):
-            return Score(value=None, reason="policy error")
+    def _score(self, answer: str | None, event: Event) -> Score:
+        if event.truncated_by in ("policy_error", "tool_unavailable"):
+            return Score(value=None, reason=event.truncated_by.replace("_", " "))
         return self.tasks.score(self.task, answer, (*self.events, event))
 
     def _scope(self) -> dict[str, Any]:
@@ -442,6 +437,17 @@ class Episode:
             "outputs": self._said.hexdigest(),
         }
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _failure(outcomes: Sequence[Outcome], members: Sequence[Member]) -> TruncationReason | None:
+    """Why these outputs make no transition, if they don't."""
+    if any(isinstance(outcome, PolicyError) for outcome in outcomes):
+        return "policy_error"
+    if any(isinstance(outcome, ContextExceeded) for outcome in outcomes):
+        return "context"
+    if any(call.unavailable for member in members for call in member.tool_calls):
+        return "tool_unavailable"
+    return None
 
 
 def _score(expression: Expression, scope: Mapping[str, Any]) -> float:

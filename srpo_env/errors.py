@@ -13,6 +13,7 @@
     │   └── RunExists           a run folder that would be overwritten
     ├── InvalidAction           `step` got the wrong number or kind of outputs; nothing changed
     ├── ToolError               an agent called a tool wrongly; the agent is told
+    ├── ToolUnavailable         a tool can't answer, whatever the agent says; the episode is truncated and not scored
     ├── ContextExceeded         a prompt leaves no room for an output; the episode is truncated
     ├── PolicyError             a policy could not produce an output (after its retries)
     ├── Untrainable             outputs that the learner can't use: no token ids, no log-probs
@@ -70,6 +71,10 @@ class InvalidAction(SrpoEnvError, ValueError):
 
 class ToolError(SrpoEnvError):
     """An agent called a tool wrongly; the message goes back to the agent."""
+
+
+class ToolUnavailable(SrpoEnvError):
+    """A tool can't answer, whatever the agent says: its server is down. The agent must not be judged by that."""
 
 
 class ContextExceeded(SrpoEnvError):

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 FinishReason = Literal["stop", "length"]
 LogprobsMode = Literal["processed", "raw"]
-TruncationReason = Literal["steps", "visits", "tokens", "context", "policy_error"]
+TruncationReason = Literal["steps", "visits", "tokens", "context", "policy_error", "tool_unavailable"]
 """Why an episode was cut off: a limit of the workflow (steps, visits of a node, the token budget), the policy's context
 length, or a policy that failed after all its retries (the episode is then unscored: nobody answered wrongly)."""
 
@@ -118,12 +118,21 @@ class Parse(Record):
 
 
 class ToolCall(Record):
-    """One call that an output made, and what came back."""
+    """One call that an output made, and what came back.
+
+    Attributes:
+        result: What the agent reads; of one that is too long, its beginning and its end.
+        ok: Whether the call succeeded.
+        unavailable: Whether it failed for no fault of the agent's: the episode is then truncated, and not scored.
+        cut: Characters that were left out of the result.
+    """
 
     tool: Text
     arguments: Annotated[dict[str, Any], BeforeValidator(_as_json)]
     result: Text
     ok: bool = True
+    unavailable: bool = False
+    cut: int = 0
     seconds: float = 0.0
 
 

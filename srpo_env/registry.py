@@ -23,6 +23,7 @@ GROUPS = {
     "backend": "srpo_env.backends",
     "trainer": "srpo_env.trainers",
     "model": "srpo_env.models",
+    "server": "srpo_env.servers",
 }
 
 

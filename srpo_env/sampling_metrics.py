@@ -30,6 +30,7 @@ def sampling_metrics(events: Sequence[Event], graph: Graph) -> dict[str, float]:
         "events_per_episode": len(events) / len(ended) if ended else math.nan,
         "episodes_truncated": sum(event.truncated for event in ended) / len(ended) if ended else math.nan,
         "policy_errors": float(sum(event.truncated_by == "policy_error" for event in events)),
+        "tools_unavailable": float(sum(event.truncated_by == "tool_unavailable" for event in events)),
     }
     if routers:
         metrics["set_size_without_routers"] = sum(plain) / len(plain) if plain else math.nan

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from srpo_env.errors import InvalidInput, ToolError, nearest
+from srpo_env.errors import InvalidInput, ToolError, ToolUnavailable, nearest
 from srpo_env.parsers import after_thinking, tagged
 from srpo_env.protocols import Tool
 from srpo_env.records import ToolCall
@@ -22,6 +22,7 @@ from srpo_env.spec import Workflow
 Tools = Mapping[str, Tool]
 
 MOST_CALLS = 8
+MOST_RESULT_CHARS = 16_000
 
 
 def require_tools(workflow: Workflow, tools: Tools) -> None:
@@ -61,6 +62,7 @@ async def _run(tag: str, body: str, tools: Tools) -> ToolCall:
     started = time.perf_counter()
     name = tag
     arguments: dict[str, Any] = {}
+    unavailable = False
     try:
         name, arguments = _read(tag, body, tools)
         result, ok = await tools[name](**arguments), True
@@ -68,9 +70,29 @@ async def _run(tag: str, body: str, tools: Tools) -> ToolCall:
             raise TypeError(f"the result is a {type(result).__name__}; a tool returns text")
     except ToolError as error:
         result, ok = str(error), False
+    except ToolUnavailable as error:
+        result, ok, unavailable = str(error), False, True
     except Exception as error:  # noqa: BLE001 - a tool may raise anything on what a model gives it
         result, ok = f"{name} failed: {type(error).__name__}: {error}", False
-    return ToolCall(tool=name, arguments=arguments, result=result, ok=ok, seconds=time.perf_counter() - started)
+    result, cut = _bounded(result)
+    return ToolCall(
+        tool=name,
+        arguments=arguments,
+        result=result,
+        ok=ok,
+        unavailable=unavailable,
+        cut=cut,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _bounded(result: str) -> tuple[str, int]:
+    """Returns a result that a prompt can hold, and how many characters of it are left out of the middle."""
+    cut = len(result) - MOST_RESULT_CHARS
+    if cut <= 0:
+        return result, 0
+    half = MOST_RESULT_CHARS // 2
+    return f"{result[:half]}\n[... {cut} characters cut ...]\n{result[-half:]}", cut
 
 
 def _read(tag: str, body: str, tools: Tools) -> tuple[str, dict[str, Any]]:

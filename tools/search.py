@@ -24,9 +24,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from srpo_env.errors import InvalidInput, ToolError
+from srpo_env.settings import checked
 
 K1 = 1.2
 B = 0.75
@@ -181,16 +182,10 @@ class DemoSettings(SearchSettings):
     corpus: str = str(Path(__file__).with_name("corpus_demo.jsonl"))
 
 
-class SearchTool:
-    """BM25 search as a tool: the passages as text, numbered and with their titles.
+class Search:
+    """Search as a tool: the passages as text, numbered and with their titles.
 
     Nothing found is a result, `No results.`; an empty query is a failed call.
-
-    Args:
-        index: What is searched.
-        name: What agents call it by.
-        top_k: Most passages of a result.
-        max_chars: Longest text of a passage.
     """
 
     description = "Searches for passages; give a few words."
@@ -200,28 +195,13 @@ class SearchTool:
         "required": ["query"],
         "additionalProperties": False,
     }
-    settings: ClassVar[type[SearchSettings]] = SearchSettings
-    demo: ClassVar[bool] = False
 
-    def __init__(self, index: SearchIndex, *, name: str = "search", top_k: int = 3, max_chars: int = 2000) -> None:
-        self.index, self.name, self.top_k, self.max_chars = index, name, top_k, max_chars
+    def __init__(self, name: str, top_k: int, max_chars: int) -> None:
+        self.name, self.top_k, self.max_chars = name, top_k, max_chars
 
-    @classmethod
-    def from_config(cls, name: str, settings: Mapping[str, Any]) -> SearchTool:
-        """Returns the tool that a recipe describes.
-
-        Raises:
-            InvalidInput: A key is unknown or missing, a value breaks a rule, or the corpus can't be read.
-        """
-        try:
-            values = cls.settings.model_validate(settings)
-        except ValidationError as error:
-            raise InvalidInput("\n".join(_problem(name, each) for each in error.errors())) from error
-        return cls(cls._index(values.corpus), name=name, top_k=values.top_k, max_chars=values.max_chars)
-
-    @classmethod
-    def _index(cls, corpus: str) -> SearchIndex:
-        return SearchIndex.load(corpus)
+    async def find(self, query: str) -> Sequence[Passage]:
+        """Returns at most `top_k` passages, best first."""
+        raise NotImplementedError
 
     async def __call__(self, query: str) -> str:
         """Returns what was found, as text."""
@@ -232,7 +212,7 @@ class SearchTool:
                 f"{self.name}: the query has {len(query)} characters, at most {MOST_QUERY_CHARS} are searched for; "
                 "write a few words."
             )
-        found = self.index.search(query, self.top_k)
+        found = await self.find(query)
         return "\n\n".join(itertools.starmap(self._shown, enumerate(found, 1))) or "No results."
 
     def _shown(self, number: int, passage: Passage) -> str:
@@ -240,6 +220,42 @@ class SearchTool:
         if cut > 0:
             text += f" [... {cut} characters cut]"
         return f"[{number}] {passage.title}\n{text}" if passage.title else f"[{number}] {text}"
+
+
+class SearchTool(Search):
+    """BM25 search in this process, as a tool.
+
+    Args:
+        index: What is searched.
+        name: What agents call it by.
+        top_k: Most passages of a result.
+        max_chars: Longest text of a passage.
+    """
+
+    settings: ClassVar[type[SearchSettings]] = SearchSettings
+    demo: ClassVar[bool] = False
+
+    def __init__(self, index: SearchIndex, *, name: str = "search", top_k: int = 3, max_chars: int = 2000) -> None:
+        super().__init__(name, top_k, max_chars)
+        self.index = index
+
+    @classmethod
+    def from_config(cls, name: str, settings: Mapping[str, Any]) -> SearchTool:
+        """Returns the tool that a recipe describes.
+
+        Raises:
+            InvalidInput: A key is unknown or missing, a value breaks a rule, or the corpus can't be read.
+        """
+        values = checked(cls.settings, f"tools.{name}", settings)
+        return cls(cls._index(values.corpus), name=name, top_k=values.top_k, max_chars=values.max_chars)
+
+    @classmethod
+    def _index(cls, corpus: str) -> SearchIndex:
+        return SearchIndex.load(corpus)
+
+    async def find(self, query: str) -> Sequence[Passage]:
+        """Returns at most `top_k` passages, best first."""
+        return self.index.search(query, self.top_k)
 
 
 class DemoSearch(SearchTool):
@@ -341,13 +357,3 @@ def _write(file: Path, scores: Scores) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-
-def _problem(name: str, error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
-    if error["type"] == "missing":
-        return f"tools.{name}: key {place!r} is missing; it has no default. Add it, such as corpus: corpus.jsonl."
-    if error["type"] == "extra_forbidden":
-        known = ", ".join(SearchSettings.model_fields)
-        return f"tools.{name}: unknown key {place!r}; known are {known}."
-    return f"tools.{name}: {place}: {error['msg']}, and it is {error['input']!r}."

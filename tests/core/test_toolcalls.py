@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from srpo_env.errors import InvalidInput, ToolError
+from srpo_env.errors import InvalidInput, ToolError, ToolUnavailable
 from srpo_env.graph import Graph
 from srpo_env.records import ToolCall
-from srpo_env.toolcalls import MOST_CALLS, require_tools, run_calls
+from srpo_env.toolcalls import MOST_CALLS, MOST_RESULT_CHARS, require_tools, run_calls
 
 
 class Tool:
@@ -35,11 +35,17 @@ def refuse(expr: str) -> str:
     raise ToolError(f"{expr!r} is not allowed.")
 
 
+def break_down(expr: str) -> str:
+    raise ToolUnavailable("nobody listens")
+
+
 TOOLS = {
     tool.name: tool
     for tool in (
         Tool("calculator", add, "expr"),
         Tool("refuser", refuse, "expr"),
+        Tool("broken", break_down, "expr"),
+        Tool("printer", lambda n: "".join(map(str, range(int(n)))), "n"),
         Tool("silent", lambda: None),
         Tool("pair", lambda a, b: f"{a} {b}", "a", "b"),
     )
@@ -153,3 +159,24 @@ def test_a_tool_that_is_not_given_is_named_with_its_agent(compiled: Callable[...
     )
     with pytest.raises(InvalidInput, match=r"agent 'solver' .* tool 'calculator', which is not among.*\(search\)"):
         require_tools(graph.workflow, {"search": TOOLS["pair"]})  # type: ignore[dict-item]
+
+
+def test_a_tool_that_cannot_answer_is_unavailable_and_the_others_are_not() -> None:
+    broken, sound, refused = calls_of(
+        call("broken", '{"expr": "1"}') + call("calculator", '{"expr": "2+3"}') + call("refuser", '{"expr": "1"}')
+    )
+    assert (broken.ok, broken.unavailable, broken.result) == (False, True, "nobody listens")
+    assert [(each.ok, each.unavailable) for each in (sound, refused)] == [(True, False), (False, False)]
+
+
+def test_a_long_result_keeps_its_beginning_and_its_end_and_says_how_much_is_left_out() -> None:  # B095
+    (made,) = calls_of("<printer>100000</printer>")
+    whole = "".join(map(str, range(100000)))
+    half = MOST_RESULT_CHARS // 2
+    assert made.cut == len(whole) - MOST_RESULT_CHARS
+    assert made.result == f"{whole[:half]}\n[... {made.cut} characters cut ...]\n{whole[-half:]}"
+
+
+def test_a_result_that_fits_is_whole() -> None:
+    (made,) = calls_of("<printer>100</printer>")
+    assert (made.cut, made.result) == (0, "".join(map(str, range(100))))

@@ -241,9 +241,9 @@ def test_a_failed_search_does_not_harm_the_others() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({}, "tools.search: key 'corpus' is missing"),
-        ({"corpus": "x.jsonl", "k": 3}, "tools.search: unknown key 'k'; known are corpus, top_k, max_chars"),
-        ({"corpus": "x.jsonl", "top_k": 0}, "tools.search: top_k: .* and it is 0"),
+        ({}, "tools.search.corpus: this setting is missing"),
+        ({"corpus": "x.jsonl", "k": 3}, "tools.search.k: no such setting. Known are corpus, top_k, max_chars"),
+        ({"corpus": "x.jsonl", "top_k": 0}, "tools.search.top_k: 0 is not allowed"),
         ({"corpus": "x.jsonl"}, "corpus 'x.jsonl' can't be read"),
     ],
 )

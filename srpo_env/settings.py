@@ -1,4 +1,4 @@
-"""Checks the settings that a recipe gives a backend."""
+"""Are the settings of a backend, a tool or a server what they may be?"""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def checked(kind: type[Settings], where: str, values: Mapping[str, Any]) -> Sett
 
     Args:
         kind: Their model.
-        where: Their place in the recipe, such as `policies.main.sample`.
-        values: What the recipe says.
+        where: Their place, such as `policies.main.sample`.
+        values: What the user says.
 
     Raises:
         InvalidRecipe: One line for each key that is unknown and each value that breaks a rule.
