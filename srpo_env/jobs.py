@@ -14,7 +14,7 @@ from srpo_env.errors import InvalidRecipe
 from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
 from srpo_env.portal import run as run_async
-from srpo_env.protocols import Policy, Trainable, Trainer
+from srpo_env.protocols import Policy, Resting, Trainable, Trainer
 from srpo_env.records import Event
 from srpo_env.registry import load
 from srpo_env.rollouts import Plan, run_episodes, starts
@@ -137,6 +137,12 @@ class Job:
             tasks, group_size=size, batch=f"update-{update}" if episodes is None else "rollout", seed=self.recipe.seed
         )
         return run_async(lambda: run_episodes(self._plan(run, self.graph, self.tasks), begun[:episodes], log=run.log))
+
+    def rest(self) -> None:
+        """Lets the policies that can give their memory to the learner."""
+        for policy in self.policies.values():
+            if isinstance(policy, Resting):
+                policy.rest()
 
     def try_held_out(
         self, run: Run, *, update: int, samples: int

@@ -1,4 +1,4 @@
-"""What the wings implement: policy, trainable policy, tool, trainer.
+"""What the wings implement: policy, trainable policy, resting policy, tool, trainer.
 
 The core finds implementations by entry point and imports none of them; these protocols are where the wings meet.
 """
@@ -100,6 +100,15 @@ class Trainable(Protocol):
             source: A transformers folder, a state dict, or None where the learner changed `model` in place.
             version: The version of the new weights.
         """
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A policy that can leave the accelerator's memory to a learner in the same process."""
+
+    def rest(self) -> None:
+        """Gives memory back until it is needed: the next call of `sample` or `load_weights` takes it by itself."""
         ...
 
 

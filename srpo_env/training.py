@@ -119,6 +119,7 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
 
     events = [event for episode in job.sample(run, update) for event in episode]
     sampled = time.perf_counter()
+    job.rest()
     metrics = trainer.update(EventBatch.from_events(events))
     learned = time.perf_counter()
     metrics |= sampling_metrics(events, job.graph)
