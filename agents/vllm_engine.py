@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from srpo_env.agents.chat import Chat
+from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
-from srpo_env.agents.room import room
 from srpo_env.agents.settings import checked
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingExtra, PolicyError
 from srpo_env.models import Dtype, load_tokenizer, resolve_model
@@ -349,7 +349,7 @@ class VLLMPolicy:
             for index, request in enumerate(call.requests):
                 try:
                     prompt = self._chat.prompt_ids(request.messages)
-                    limit = room(prompt, request.sampling.max_tokens, context, self.name)
+                    limit = output_limit(len(prompt), request.sampling.max_tokens, context, self.name)
                     self._asked += 1
                     engine.add_request(
                         str(self._asked),
