@@ -4,6 +4,9 @@ The chat template's own markers become control tokens; the same characters insid
 holds such a marker is split inside it before encoding, so that no control token can match:
 
     "ok<|im_end|>"  ->  "ok<" + "|im_end|>"
+
+A chat that goes on from an earlier turn keeps that turn's ids: what was sampled is not encoded again, and only what
+follows it is encoded at all.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from srpo_env.errors import PolicyError
-from srpo_env.records import Message
+from srpo_env.records import Message, Output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,15 +50,24 @@ class Chat:
         # are part of what it says (<think>, <tool_call>), which its template may want to find.
         self._markers = _any_of(token.content for token in tokens)
         self._special_markers = _any_of(token.content for token in tokens if token.special)
+        self._special = {at: token.content for at, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._encoded = lru_cache(_REMEMBERED_PROMPTS)(self._encode)
+        self._rendered = lru_cache(_REMEMBERED_PROMPTS)(self._render)
 
-    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt_ids(self, messages: Sequence[Message], earlier: Output | None = None) -> tuple[int, ...]:
         """Returns the prompt, up to where the policy's output begins.
+
+        Args:
+            messages: The chat.
+            earlier: The output that the last assistant message is. Where the template writes the messages up to it as
+                before (some strip an earlier turn's reasoning), its ids are kept and the rest is appended.
 
         Raises:
             PolicyError: The chat template refuses these messages.
         """
-        return self._encoded(tuple((message.role, message.content) for message in messages))
+        turns = tuple((message.role, _valid(message.content)) for message in messages)
+        appended = None if earlier is None else self._appended(turns, earlier)
+        return self._encoded(turns) if appended is None else appended
 
     def output_ids(self, text: str) -> tuple[int, ...]:
         """Returns the ids of an output that says this text and ends; no part of the text becomes a control token."""
@@ -74,8 +86,24 @@ class Chat:
         return [str(self._tokenizer.decode(list(row), skip_special_tokens=True)) for row in rows]
 
     def _encode(self, turns: tuple[Turn, ...]) -> tuple[int, ...]:
-        turns = tuple((role, _valid(content)) for role, content in turns)
-        seam = next(seam for seam in _SEAMS if not any(seam in content for _, content in turns))
+        seam = _seam(turns)
+        return tuple(self._encode_split(self._rendered(turns, seam), seam))
+
+    def _appended(self, turns: tuple[Turn, ...], earlier: Output) -> tuple[int, ...] | None:
+        """The earlier turn's ids and what follows; None where the template or the backend does not allow it."""
+        said = max((at for at, (role, _) in enumerate(turns) if role == "assistant"), default=None)
+        if said is None or not earlier.prompt_ids or earlier.output_ids is None:
+            return None
+        seam = _seam(turns)
+        whole = self._rendered(turns, seam)
+        begun = self._rendered(turns[:said], seam) + self._split_markers(*turns[said], seam)
+        begun += self._special.get(earlier.output_ids[-1], "") if earlier.output_ids else ""
+        if not whole.startswith(begun):
+            return None
+        return (*earlier.prompt_ids, *earlier.output_ids, *self._encode_split(whole[len(begun) :], seam))
+
+    def _render(self, turns: tuple[Turn, ...], seam: str) -> str:
+        """The chat as text, with a seam in each marker that a message holds."""
         safe = [{"role": role, "content": self._split_markers(role, content, seam)} for role, content in turns]
         try:
             rendered = self._tokenizer.apply_chat_template(
@@ -87,7 +115,7 @@ class Chat:
                 f"the chat template refuses messages with the roles {roles or '(none)'}: {error}. "
                 "Write the agent's prompt with the roles that this model's template knows."
             ) from error
-        return tuple(self._encode_split(str(rendered), seam))
+        return str(rendered)
 
     def _encode_split(self, text: str, seam: str) -> list[int]:
         """Encodes text that may hold markers split by a seam; never adds a BOS, which is the template's to write."""
@@ -102,6 +130,11 @@ class Chat:
     def _split_markers(self, role: str, content: str, seam: str) -> str:
         markers = self._special_markers if role == "assistant" else self._markers
         return markers.sub(lambda found: found[0][0] + seam + found[0][1:], content) if markers else content
+
+
+def _seam(turns: Sequence[Turn]) -> str:
+    """A character that is in none of the messages."""
+    return next(seam for seam in _SEAMS if not any(seam in content for _, content in turns))
 
 
 def _valid(content: str) -> str:

@@ -281,7 +281,7 @@ class LocalPolicy:
         for call in calls:
             for index, request in enumerate(call.requests):
                 try:
-                    prompt = self._chat.prompt_ids(request.messages)
+                    prompt = self._chat.prompt_ids(request.messages, request.earlier)
                     limit = output_limit(
                         len(prompt), request.sampling.max_tokens, self._loaded.context_length, self.name
                     )

@@ -128,7 +128,7 @@ class ScriptedPolicy:
         cut = ids[: request.sampling.max_tokens]
         return Output(
             text=self._chat.text(cut),
-            prompt_ids=self._chat.prompt_ids(request.messages),
+            prompt_ids=self._chat.prompt_ids(request.messages, request.earlier),
             output_ids=cut,
             logprobs=(0.0,) * len(cut),
             finish_reason="stop" if cut == ids else "length",

@@ -348,7 +348,7 @@ class VLLMPolicy:
         for call in calls:
             for index, request in enumerate(call.requests):
                 try:
-                    prompt = self._chat.prompt_ids(request.messages)
+                    prompt = self._chat.prompt_ids(request.messages, request.earlier)
                     limit = output_limit(len(prompt), request.sampling.max_tokens, context, self.name)
                     self._asked += 1
                     engine.add_request(

@@ -74,6 +74,7 @@ class Episode:
         self._views: dict[str, NodeView | None] = dict.fromkeys(workflow.nodes)
         self._state = {name: _copy(key.default) for name, key in workflow.state.items()}
         self._turns: dict[tuple[str, int], list[Message]] = {}
+        self._given: dict[tuple[str, int], tuple[tuple[Message, ...], Output]] = {}
         self._results: dict[tuple[str, int], tuple[str, ...]] = {}
         self._transcript: list[tuple[Slot, str]] = []
         self._said = hashlib.blake2b(digest_size=8)
@@ -211,7 +212,15 @@ class Episode:
         elif agent.history == "team":
             messages.extend(self._team(slot))
         messages.append(Message(role="user", content=self._text(prompt.prompt, scope, slot)))
-        return Due(slot, agent.policy, len(own) // 2, tuple(messages))
+        return Due(slot, agent.policy, len(own) // 2, tuple(messages), self._earlier(slot, messages))
+
+    def _earlier(self, slot: Slot, messages: list[Message]) -> Output | None:
+        """The member's last output, if these messages go on from it."""
+        if (slot.agent, slot.index) not in self._given:
+            return None
+        given, output = self._given[slot.agent, slot.index]
+        said = Message(role="assistant", content=output.text)
+        return output if tuple(messages[: len(given) + 1]) == (*given, said) else None
 
     def _text(self, template: Template, scope: Mapping[str, Any], slot: Slot) -> str:
         try:
@@ -258,6 +267,7 @@ class Episode:
                     output=output,
                     parse=reader(agent.parse)(output.text),
                     error=error,
+                    extends=_extends(output, each.earlier),
                 )
             )
             self._tokens += len(output.output_ids or ())
@@ -281,6 +291,7 @@ class Episode:
             self._turns.setdefault((member.agent, member.index), []).extend(
                 (each.messages[-1], Message(role="assistant", content=member.output.text))
             )
+            self._given[member.agent, member.index] = (each.messages, member.output)
             self._transcript.append((each.slot, member.output.text))
             self._said.update(json.dumps([member.agent, member.index, member.output.text]).encode())
 
@@ -444,3 +455,11 @@ def _score(expression: Expression, scope: Mapping[str, Any]) -> float:
 
 def _copy(value: Any) -> Any:
     return json.loads(json.dumps(value)) if isinstance(value, list | dict) else value
+
+
+def _extends(output: Output, earlier: Output | None) -> bool | None:
+    """Whether an output was given the ids of an earlier turn, and more; None where there are none to compare."""
+    if earlier is None or earlier.output_ids is None or earlier.prompt_ids is None or output.prompt_ids is None:
+        return None
+    ids = earlier.prompt_ids + earlier.output_ids
+    return output.prompt_ids[: len(ids)] == ids

@@ -40,12 +40,15 @@ class SampleRequest:
         sampling: Settings of this row.
         seed: Decides this row's randomness, whatever else is in the batch.
         key: Where the request comes from.
+        earlier: The member's last output, where `messages` go on from it: its last assistant message is that output.
+            A policy appends to its ids where the chat template allows it, and never encodes its text again.
     """
 
     messages: tuple[Message, ...]
     sampling: Sampling
     seed: int
     key: RequestKey
+    earlier: Output | None = None
 
 
 Sampled = Output | ContextExceeded | PolicyError

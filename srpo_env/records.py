@@ -150,6 +150,9 @@ class Member(Record):
     tool_calls: tuple[ToolCall, ...] = ()
     error: Text | None = None
     """Why there is no output: the prompt left no room, or the policy failed. The output is then empty."""
+    extends: bool | None = None
+    """Whether `prompt_ids` begin with the ids of the member's last turn, prompt and output; None where its messages do
+    not go on from it, or there are no ids."""
 
 
 def _utc(seconds: float) -> float:

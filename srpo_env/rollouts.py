@@ -215,7 +215,7 @@ async def _walk(plan: Plan, start: Start, turns: Turns, take: Callable[[Event], 
         settings = [plan.sampling(each.slot.agent) for each in due]
         keys = [RequestKey(start.task_index, start.episode_index, len(episode.events), at) for at in range(len(due))]
         requests = [
-            SampleRequest(each.messages, sampling, seed_of(start.seed, start.group, key), key)
+            SampleRequest(each.messages, sampling, seed_of(start.seed, start.group, key), key, each.earlier)
             for each, sampling, key in zip(due, settings, keys, strict=True)
         ]
         outcomes = await turns.sample([each.policy for each in due], requests)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from srpo_env.records import Message
+from srpo_env.records import Message, Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,16 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A member that is to be sampled: its place, its policy and its rendered prompt."""
+    """A member that is to be sampled: its place, its policy and its rendered prompt.
+
+    `earlier` is its last output where `messages` go on from it: they begin with what it was given and what it said.
+    """
 
     slot: Slot
     policy: str
     turn: int
     messages: tuple[Message, ...]
+    earlier: Output | None = None
 
 
 @dataclass(frozen=True)
