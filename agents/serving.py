@@ -81,6 +81,14 @@ def vllm_arguments(
     if context_length is not None:
         arguments += ["--max-model-len", str(context_length)]
     if lora_rank is not None:
-        enough = next((rank for rank in _RANKS if rank >= lora_rank), lora_rank)
-        arguments += ["--enable-lora", "--max-lora-rank", str(enough), "--max-loras", "1"]
+        arguments += ["--enable-lora", "--max-lora-rank", str(adapter_room(lora_rank)), "--max-loras", "1"]
     return arguments
+
+
+def adapter_room(rank: int) -> int:
+    """Returns the smallest of vLLM's sizes that an adapter of this rank fits into.
+
+    >>> adapter_room(20)
+    32
+    """
+    return next((size for size in _RANKS if size >= rank), rank)

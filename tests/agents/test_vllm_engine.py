@@ -186,6 +186,11 @@ def test_the_engine_is_started_with_the_log_probs_of_the_sampled_distribution(
     }
 
 
+def test_an_engine_argument_of_the_recipe_wins(folder: Path, vllm: Stub, ask: Any) -> None:
+    ask.outputs(VLLMPolicy(folder, engine={"gpu_memory_utilization": 0.3}, device="cpu"), [ask.request("a")])
+    assert vllm.engine.arguments["gpu_memory_utilization"] == 0.3
+
+
 def test_an_engine_argument_that_follows_from_other_settings_is_refused(folder: Path, vllm: Stub) -> None:
     with pytest.raises(InvalidRecipe, match=r"policies.main.sample.engine.logprobs_mode"):
         VLLMPolicy(folder, engine={"logprobs_mode": "raw_logprobs"})
