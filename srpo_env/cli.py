@@ -276,7 +276,7 @@ def train(
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the recipe as it would run; load and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan, the servers to start and the recipe; run nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -294,17 +294,25 @@ def train(
 
 
 def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
-    from srpo_env.config import WorkflowUse, find_recipe, load_recipe
-    from srpo_env.loading import load_workflow
+    """Prints the plan as comments above the recipe, so that the whole is a recipe again."""
+    from srpo_env.config import find_recipe
+    from srpo_env.jobs import Job
+    from srpo_env.training import plan_of
 
-    recipe = load_recipe(target, overrides)
-    assert isinstance(recipe.workflow, WorkflowUse)
-    load_workflow(recipe.workflow.use, recipe.workflow.params)
+    job = Job.prepare(target, overrides)
+    assert job.settings is not None
+    servers = job.servers()
     if as_json:
-        _print_json({"recipe": recipe, "file": find_recipe(target)})
+        _print_json({"recipe": job.recipe, "file": find_recipe(target), "servers": servers})
         return
     print(f"# {find_recipe(target)}" + (f" with {' '.join(overrides)}" if overrides else "") + ": nothing was run.")
-    sys.stdout.write(recipe.to_yaml())
+    print(f"# {plan_of(job)}")
+    for label, use in job.recipe.policies.items():
+        how = "frozen" if use.train is None else "trained"
+        print(f"# policy {label}: {use.model or 'no model'}, {how}, sampled by {use.sample.backend}")
+        for command in servers.get(label, ()):
+            print(f"#   start: {command}")
+    sys.stdout.write(job.recipe.to_yaml())
 
 
 @app.command(epilog="Example: srpo-env rollout tiny/parallel_proposers --episodes 16 --show 2")

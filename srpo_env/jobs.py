@@ -14,7 +14,7 @@ from srpo_env.errors import InvalidRecipe
 from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
 from srpo_env.portal import run as run_async
-from srpo_env.protocols import Policy, Trainable, Trainer
+from srpo_env.protocols import Policy, Resting, Served, Trainable, Trainer
 from srpo_env.records import Event
 from srpo_env.registry import load
 from srpo_env.rollouts import Plan, run_episodes, starts
@@ -138,6 +138,21 @@ class Job:
         )
         return run_async(lambda: run_episodes(self._plan(run, self.graph, self.tasks), begun[:episodes], log=run.log))
 
+    def servers(self) -> dict[str, list[str]]:
+        """Returns the commands that start the servers of each policy that has some."""
+        found = {}
+        for label, use in self.recipe.policies.items():
+            backend, settings = _backend(use, deterministic=self.recipe.rollout.deterministic)
+            if isinstance(backend, Served):
+                found[label] = backend.start_commands(label, settings)
+        return found
+
+    def rest(self) -> None:
+        """Lets the policies that can give their memory to the learner."""
+        for policy in self.policies.values():
+            if isinstance(policy, Resting):
+                policy.rest()
+
     def try_held_out(
         self, run: Run, *, update: int, samples: int
     ) -> tuple[list[list[Event]], list[list[Event]] | None]:
@@ -208,14 +223,20 @@ def _tools(recipe: Recipe, graph: Graph, baseline: Graph | None) -> Tools:
 
 
 def _policy(label: str, use: PolicyUse, *, deterministic: bool) -> Policy:
+    backend, settings = _backend(use, deterministic=deterministic)
+    made: Policy = backend.from_config(label, settings)
+    return made
+
+
+def _backend(use: PolicyUse, *, deterministic: bool) -> tuple[Any, dict[str, Any]]:
+    """Returns a policy's backend and what it is made of."""
     backend = load("backend", use.sample.backend)
     settings = dict(use.sample.model_extra or {})
     if not deterministic and getattr(backend, "in_process", False):
         settings.setdefault("deterministic", False)
     if use.model is not None:
         settings |= {"model": use.model, "dtype": use.dtype, "device": use.device}
-    made: Policy = backend.from_config(label, settings)
-    return made
+    return backend, settings
 
 
 def _check_agents(recipe: Recipe, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""What the wings implement: policy, trainable policy, tool, trainer.
+"""What the wings implement: policy, trainable policy, resting policy, served backend, tool, trainer.
 
 The core finds implementations by entry point and imports none of them; these protocols are where the wings meet.
 """
@@ -102,6 +102,30 @@ class Trainable(Protocol):
         Args:
             source: A transformers folder, a state dict, or None where the learner changed `model` in place.
             version: The version of the new weights.
+        """
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A policy that can leave the accelerator's memory to a learner in the same process."""
+
+    def rest(self) -> None:
+        """Gives memory back until it is needed: the next call of `sample` or `load_weights` takes it by itself."""
+        ...
+
+
+@runtime_checkable
+class Served(Protocol):
+    """A backend whose servers are started by hand."""
+
+    @classmethod
+    def start_commands(cls, label: str, settings: Mapping[str, Any]) -> list[str]:
+        """Returns the shell commands that start the servers of a policy; asks none of them.
+
+        Args:
+            label: The policy's name in the recipe.
+            settings: As for the backend's `from_config`.
         """
         ...
 

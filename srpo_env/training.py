@@ -87,9 +87,18 @@ def train(
     return result
 
 
+def plan_of(job: Job) -> str:
+    """Returns what a job will do, in one line."""
+    recipe, graph = job.recipe, job.graph
+    return (
+        f"{job.name}: {graph.workflow.name} (K <= {graph.k_max}), {len(job.tasks)} tasks, {recipe.updates} updates of "
+        f"{recipe.rollout.tasks_per_batch} tasks x {recipe.rollout.group_size} episodes, seed {recipe.seed}"
+    )
+
+
 def _run(job: Job, run: Run, trainer: Trainer, checkpoint: Path | None, say: Say, started: float) -> TrainResult:
     recipe, first = job.recipe, 1
-    say(_plan_line(job, run))
+    say(f"{plan_of(job)}; run {run.folder}")
     if checkpoint is None:
         before = _evaluate(job, run, 0, say)
     else:
@@ -119,6 +128,7 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
 
     events = [event for episode in job.sample(run, update) for event in episode]
     sampled = time.perf_counter()
+    job.rest()
     metrics = trainer.update(EventBatch.from_events(events))
     learned = time.perf_counter()
     metrics |= sampling_metrics(events, job.graph)
@@ -201,15 +211,6 @@ def _result(job: Job, run: Run, before: Trial, after: Trial, checkpoint: Path, s
         gain_interval=interval_of([[each] for each in differences]) if differences else None,
         checkpoint=str(checkpoint),
         report=str(run.folder / "report.html"),
-    )
-
-
-def _plan_line(job: Job, run: Run) -> str:
-    recipe, graph = job.recipe, job.graph
-    return (
-        f"{job.name}: {graph.workflow.name} (K <= {graph.k_max}), {len(job.tasks)} tasks, {recipe.updates} updates of "
-        f"{recipe.rollout.tasks_per_batch} tasks x {recipe.rollout.group_size} episodes, seed {recipe.seed}; run "
-        f"{run.folder}"
     )
 
 

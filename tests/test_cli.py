@@ -277,6 +277,57 @@ def test_a_dry_run_prints_the_recipe_and_writes_nothing(capsys: pytest.CaptureFi
     assert list(tmp_path.iterdir()) == []
 
 
+SERVED = """
+from srpo_env.agents import ScriptedPolicy
+
+
+class Served(ScriptedPolicy):
+    @classmethod
+    def from_config(cls, label, settings):
+        return cls(["4"])
+
+    @classmethod
+    def start_commands(cls, label, settings):
+        return [f"serve {label} {settings['port']} {settings['model']}"]
+"""
+
+
+def test_a_dry_run_names_the_servers_to_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import yaml
+
+    (tmp_path / "served.py").write_text(SERVED)
+    served = f"policies.other={{model: org/name, sample: {{backend: {tmp_path}/served.py:Served, port: 8001}}}}"
+    assert run(["train", "--dry-run", served]) == 0
+    said = capsys.readouterr().out
+    assert "#   start: serve other 8001 org/name\n" in said
+    assert "# policy main: tiny_arithmetic, trained, sampled by local\n" in said
+    assert yaml.safe_load(said)["policies"]["other"]["sample"]["port"] == 8001
+    assert run(["train", "--dry-run", "--json", served]) == 0
+    assert json.loads(capsys.readouterr().out)["servers"] == {"other": ["serve other 8001 org/name"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("workflow=no_such", "no_such"),
+        ("tasks.train.use=no_such", "no_such"),
+        ("policies.main.model=no_such", "no_such"),
+        ("learner.clip=-1", "clip"),
+        ("policies.main.sample={backend: local, rows: 3}", "policies.main.sample.rows"),
+    ],
+)
+def test_a_dry_run_finds_what_the_run_would_stumble_over(
+    change: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["train", "--dry-run", change]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srpo_env.agents.local.load_model", lambda *_: pytest.fail("a model was loaded"))
+    assert run(["train", "--dry-run"]) == 0
+
+
 # What the commands hand on, and how they end.
 
 

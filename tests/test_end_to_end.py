@@ -121,3 +121,24 @@ def test_ctrl_c_leaves_a_readable_run_that_goes_on_where_it_stopped(run: TrainRe
     weights = [Path(each.checkpoint) / "main" / "model.safetensors" for each in (run, resumed)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert json.loads((folder / "run.json").read_text())["recipe"] == "arithmetic_tiny"
+
+
+def test_policies_that_can_rest_do_so_while_the_learner_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from srpo_env.agents.local import LocalPolicy
+    from srpo_env.trainers.srpo import SRPOLearner
+
+    did: list[str] = []
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            if did[-1:] != [name]:
+                did.append(name)
+            return function(*given, **named)
+
+        return call
+
+    monkeypatch.setattr(LocalPolicy, "sample", noted("sample", LocalPolicy.sample))
+    monkeypatch.setattr(LocalPolicy, "rest", noted("rest", lambda self: None), raising=False)
+    monkeypatch.setattr(SRPOLearner, "update", noted("learn", SRPOLearner.update))
+    train("arithmetic_tiny", [*SMALL, "updates=2", f"run={tmp_path / 'run'}"])
+    assert did == ["sample", *["rest", "learn", "sample"] * 2]
