@@ -1,4 +1,4 @@
-"""What does a learner need to go on? Each policy as a transformers folder, and `trainer.pt` beside them."""
+"""What does a learner need to go on? Each policy as a transformers or peft folder, and `trainer.pt` beside them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from srpo_env.adapters import has_adapter
 from srpo_env.errors import InvalidInput
 from srpo_env.models import without_progress_bar
 from srpo_env.protocols import Trainable
@@ -20,7 +21,9 @@ def save(folder: Path, policies: Mapping[str, Trainable], state: Mapping[str, An
     """Writes each policy's model and tokenizer to a folder of its label, and the state of the learner."""
     with without_progress_bar():
         for label, policy in policies.items():
-            policy.model.save_pretrained(folder / label)
+            # peft would ask a hub whether the vocabulary has grown.
+            settings = {"save_embedding_layers": False} if has_adapter(policy.model) else {}
+            policy.model.save_pretrained(folder / label, **settings)
             policy.tokenizer.save_pretrained(folder / label)
     torch.save(dict(state), folder / _STATE)
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srpo_env.adapters import transformer
 from srpo_env.batch import EventBatch
 from srpo_env.config import PolicyTraining
 from srpo_env.errors import InvalidInput, TrainingDiverged
@@ -87,9 +88,9 @@ class SRPOLearner:
         self._optimisers: dict[str, torch.optim.Optimizer] = {}
         for label, policy in self.policies.items():
             how = self.training[label]
-            self._scorers[label] = Scorer(policy.model, config.micro_batch_tokens, how.autocast)
+            self._scorers[label] = Scorer(transformer(policy.model), config.micro_batch_tokens, how.autocast)
             self._optimisers[label] = torch.optim.AdamW(
-                [each for each in policy.model.parameters() if each.requires_grad],
+                _trained(policy),
                 lr=how.lr,
                 betas=how.betas,
                 eps=how.eps,
@@ -155,7 +156,7 @@ class SRPOLearner:
         }
 
     def save(self, folder: Path) -> None:
-        """Writes each policy as a transformers folder, and beside them optimisers, randomness and counters."""
+        """Writes each policy's model, or its adapter, and beside them optimisers, randomness and counters."""
         state = {
             "updates": self.updates,
             "versions": self._versions,
@@ -302,16 +303,28 @@ class SRPOLearner:
         for label in self.policies:
             if label not in self.training:
                 raise InvalidInput(f"training: policy {label!r} has no settings; give a PolicyTraining for it.")
-        if len({id(policy.model) for policy in self.policies.values()}) < len(self.policies):
+        trained = {label: _trained(policy) for label, policy in self.policies.items()}
+        for label, parameters in trained.items():
+            if not parameters:
+                raise InvalidInput(
+                    f"policies.{label}: none of its parameters can be trained; give its `train` block a `lora`, or a "
+                    "model whose parameters require a gradient."
+                )
+        if len({id(each) for parameters in trained.values() for each in parameters}) < sum(map(len, trained.values())):
             raise InvalidInput(
                 f"policies: some of {', '.join(self.policies)} are one model, which would be stepped twice; give it "
-                "one label, and let its agents share that."
+                "one label, and let its agents share that, or give each a `lora` of its own."
             )
         if self.config.preset == "dr_mas" and len(self.policies) > 1:
             raise InvalidInput(
                 f"preset 'dr_mas' counts tokens per policy, and this learner over all of {', '.join(self.policies)}; "
                 "train one policy with it, or use preset 'dapo'."
             )
+
+
+def _trained(policy: Trainable) -> list[torch.nn.Parameter]:
+    """What the optimiser may change: all weights, or those of the adapter."""
+    return [each for each in policy.model.parameters() if each.requires_grad]
 
 
 def _named(batch: EventBatch, events: Tensor) -> str:

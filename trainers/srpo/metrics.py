@@ -60,8 +60,14 @@ def step_metrics(steps: list[Step], batch: EventBatch, config: SRPOConfig) -> di
         "approx_kl": _approx_kl(off_policy),
         "event_completeness": event_completeness(steps, batch, config.epochs),
     }
-    for label in dict.fromkeys(label for step in steps for label in step.grad_norm):
+    labels = dict.fromkeys(label for step in steps for label in step.grad_norm)
+    for label in labels:
         metrics[f"grad_norm/policy={label}"] = _mean([s.grad_norm[label] for s in steps if label in s.grad_norm])
+    if len(labels) > 1:
+        lengths = [(s.grad_norm, math.hypot(*s.grad_norm.values())) for s in steps]
+        for label in labels:
+            shares = [(norm.get(label, 0.0) / length) ** 2 for norm, length in lengths if length]
+            metrics[f"grad_share/policy={label}"] = _mean(shares)
     if all(step.found is not None for step in steps):
         metrics |= _ratios(steps) | _clip_fractions(steps, "") | _clip_fractions(off_policy, "_off_policy")
         metrics |= _by_kind(off_policy, config)
