@@ -34,6 +34,7 @@ from srpo_env.trainers.srpo.batches import mini_batches
 from srpo_env.trainers.srpo.config import PRESET_KEYS, SRPOConfig
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
+from srpo_env.trainers.srpo.ranks import ranks_of_this_job
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
 from srpo_env.trainers.srpo.watch import ClipWatch
@@ -73,6 +74,7 @@ class SRPOLearner:
         seed: int = 0,
     ) -> None:
         self.config = config
+        self.ranks = ranks_of_this_job()
         self.policies = dict(policies) if isinstance(policies, Mapping) else {"main": policies}
         given = training or PolicyTraining()
         self.training = dict(given) if isinstance(given, Mapping) else dict.fromkeys(self.policies, given)
@@ -117,6 +119,7 @@ class SRPOLearner:
             TrainingDiverged: A loss or a gradient is not finite; names the events. The step that would have followed
                 from it is not taken.
         """
+        self.ranks.tell("update", batch)
         started = time.perf_counter()
         config, sampled = self.config, batch
         recompute = config.old_logprobs == "recompute"
@@ -142,7 +145,8 @@ class SRPOLearner:
         self.updates += 1
         for label in {label: None for step in steps for label in step.grad_norm}:
             self._versions[label] += 1
-            self.policies[label].load_weights(None, self._versions[label])
+            if self.ranks.leads:  # the one that samples
+                self.policies[label].load_weights(None, self._versions[label])
         metrics = {
             **step_metrics(steps, batch, config),
             **batch_metrics(batch, sampled, estimated.by_row(batch), entropy, signal(batch, config), config),
@@ -171,6 +175,7 @@ class SRPOLearner:
         Raises:
             InvalidInput: The folder is not a checkpoint of these policies; nothing changed.
         """
+        self.ranks.tell("load", folder)
         state = checkpoint.read_state(folder, self.policies)
         self.updates, self._versions = state["updates"], dict(state["versions"])
         for label, policy in self.policies.items():
@@ -262,10 +267,11 @@ class SRPOLearner:
             )
             return None
         self._optimisers[label].zero_grad(set_to_none=True)
-        for scored in self._scorers[label].score(part, rows):
+        for scored in self._scorers[label].score(part, self.ranks.share(part, rows)):
             weights = gradient[scored.rows, : scored.logprobs.shape[1]]
             scored.logprobs.backward(weights.to(scored.logprobs))
-        parameters = self.policies[label].model.parameters()
+        parameters = _trained(self.policies[label])
+        self.ranks.add_gradients(parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.training[label].grad_clip or math.inf))
         if not math.isfinite(norm):
             raise TrainingDiverged(
@@ -281,9 +287,10 @@ class SRPOLearner:
         parts = (
             part
             for label, scorer in self._scorers.items()
-            for part in scorer.score(batch, self._rows(batch, label), entropy=entropy)
+            for part in scorer.score(batch, self.ranks.share(batch, self._rows(batch, label)), entropy=entropy)
         )
-        return as_grid(parts, batch.mask.shape, torch.float64 if exact else torch.float32)
+        grids = as_grid(parts, batch.mask.shape, torch.float64 if exact else torch.float32)
+        return self.ranks.total(grids[0]), self.ranks.total(grids[1]) if entropy else grids[1]
 
     def _rows(self, batch: EventBatch, label: str) -> Tensor:
         """Rows of a policy that have a sampled token."""
