@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import subprocess
@@ -31,15 +32,19 @@ spec.loader.exec_module(test)
 torch.set_num_threads(1)
 given = torch.load(f"{folder}/given.pt", weights_only=False)
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=int(world))
-learner = test.learner_of(given["models"], given["settings"])
-seen = test.watch(learner)
-if rank == "0":
-    learner.update(given["batch"])
-    learner.ranks.tell(None)
-else:
-    for order, subject in learner.ranks.orders():
-        getattr(learner, order)(subject)
-torch.save({"seen": seen, "shares": test.SHARES}, f"{folder}/rank{rank}.pt")
+done = []
+for case in given:
+    learner = test.learner_of(case["models"], case["settings"])
+    seen = test.watch(learner)
+    if rank == "0":
+        learner.update(case["batch"])
+        learner.ranks.tell(None)
+    else:
+        for order, subject in learner.ranks.orders():
+            getattr(learner, order)(subject)
+    done.append({"seen": seen, "shares": list(test.SHARES)})
+    test.SHARES.clear()
+torch.save(done, f"{folder}/rank{rank}.pt")
 dist.destroy_process_group()
 """
 SHARES: list[int] = []
@@ -91,22 +96,22 @@ def free_port() -> int:
     return port
 
 
-def on_ranks(tmp_path: Path, batch: EventBatch, models: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
-    """What each of two ranks saw."""
-    torch.save({"batch": batch, "models": models, "settings": settings}, tmp_path / "given.pt")
+def on_ranks(folder: Path, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What each of two ranks saw of each case."""
+    torch.save(cases, folder / "given.pt")
     port = str(free_port())
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path), str(rank), "2", port, __file__],
+            [sys.executable, "-c", RANK, str(folder), str(rank), "2", port, __file__],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    told = [rank.communicate(timeout=200)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
-    return [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
 def relative(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -116,43 +121,56 @@ def relative(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(float((found[name] - each).abs().max()) for name, each in expected.items()) / largest
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance", "settings"),
-    [
-        ("gpt2", 1e-10, {}),
-        ("gpt2", 1e-10, {"ratio_level": "trajectory", "reduction": "episode", "old_logprobs": "sampler"}),
-        ("qwen3", 1e-5, {"ratio_level": "token", "reduction": "token"}),
-    ],
-    ids=["float64", "float64, sets across ranks", "float32"],
-)
-def test_two_ranks_have_the_gradients_of_one(
-    make: Any, tmp_path: Path, kind: str, tolerance: float, settings: dict[str, Any]
-) -> None:
-    settings = {"clip": 0.3, "mini_batches": 2, "micro_batch_tokens": 40} | settings
-    batch = make.batch(31, policies=("a", "b"), groups=3)
-    build = getattr(make, kind)
-    models = {"a": build(0), "b": build(1)}
-    alone = learner_of({label: build(seed) for seed, label in enumerate("ab")}, settings)
-    expected = watch(alone)
-    alone.update(batch)
-    ranks = on_ranks(tmp_path, batch, models, **settings)
-    for rank in ranks:
-        assert relative(rank["seen"], expected) < tolerance
-    assert ranks[0]["seen"].keys() == ranks[1]["seen"].keys()
-    assert all(torch.equal(each, ranks[1]["seen"][name]) for name, each in ranks[0]["seen"].items())
-    assert all(sum(rank["shares"]) > 0 for rank in ranks)
+CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "float64": ("gpt2", 1e-10, {}),
+    "sets across ranks": (
+        "gpt2",
+        1e-10,
+        {"ratio_level": "trajectory", "reduction": "episode", "old_logprobs": "sampler"},
+    ),
+    "float32": ("qwen3", 1e-5, {"ratio_level": "token", "reduction": "token"}),
+    "lone": ("gpt2", 1e-10, {"mini_batches": 3}),
+}
 
 
-def test_a_rank_without_rows_waits_for_the_other(make: Any, tmp_path: Path) -> None:
-    """One event, so that the second rank has nothing to score."""
-    batch = EventBatch.from_events(make.events(0, groups=1, size=3, most_events=1, members=1))
-    settings = {"clip": 0.3, "mini_batches": 3}
-    alone = learner_of({"main": make.gpt2(0)}, settings)
+@pytest.fixture(scope="module")
+def cases(make: Any) -> dict[str, dict[str, Any]]:
+    """Two policies each; "lone" has an event a step, so that one rank has nothing to score."""
+    found = {}
+    for name, (kind, _, settings) in CASES.items():
+        build = getattr(make, kind)
+        batch = make.batch(31, policies=("a", "b"), groups=3)
+        if name == "lone":
+            batch = make.batch(0, policies=("a", "b"), groups=1, size=3, most_events=1, members=2)
+        found[name] = {
+            "models": {label: build(seed) for seed, label in enumerate("ab")},
+            "batch": batch,
+            "settings": {"clip": 0.3, "mini_batches": 2, "micro_batch_tokens": 40} | settings,
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(cases: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    ranks = on_ranks(tmp_path_factory.mktemp("ranks"), list(cases.values()))
+    return {name: [rank[at] for rank in ranks] for at, name in enumerate(cases)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_have_the_gradients_of_one(name: str, cases: dict[str, Any], seen: dict[str, Any]) -> None:
+    case = copy.deepcopy(cases[name])
+    alone = learner_of(case["models"], case["settings"])
     expected = watch(alone)
-    alone.update(batch)
-    ranks = on_ranks(tmp_path, batch, {"main": make.gpt2(0)}, **settings)
-    assert relative(ranks[0]["seen"], expected) < 1e-10
-    assert 0 in ranks[1]["shares"]
+    alone.update(case["batch"])
+    first, second = seen[name]
+    assert relative(first["seen"], expected) < CASES[name][1]
+    assert first["seen"].keys() == second["seen"].keys()
+    assert all(torch.equal(each, second["seen"][name]) for name, each in first["seen"].items())
+
+
+def test_both_ranks_score_and_one_without_rows_waits_for_the_other(seen: dict[str, Any]) -> None:
+    assert all(sum(rank["shares"]) > 0 for ranks in seen.values() for rank in ranks)
+    assert 0 in seen["lone"][1]["shares"]
 
 
 def of(rank: int, world: int) -> Ranks:
