@@ -173,7 +173,7 @@ class LogUse(Section):
     checkpoint_every_updates: int | None = Field(None, ge=1)
     """Checkpoints in between; always after the last update."""
     keep: int = Field(3, ge=1)
-    """Checkpoints kept."""
+    """Last checkpoints kept, beside the best by the held-out figure."""
 
 
 class Recipe(Section):

@@ -37,7 +37,7 @@ from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
 from srpo_env.trainers.srpo.ranks import ranks_of_this_job
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
-from srpo_env.trainers.srpo.watch import ClipWatch
+from srpo_env.trainers.srpo.watch import Watch
 
 logger = logging.getLogger("srpo_env")
 
@@ -83,7 +83,7 @@ class SRPOLearner:
         self.updates = 0
         self._versions = dict.fromkeys(self.policies, 0)
         self._generator = torch.Generator().manual_seed(seed)
-        self._watch = ClipWatch()
+        self._watch = Watch(config.length_norm)
         self._estimator = load_reference(config.estimator) if config.own_estimator else None
         self._objective = None if config.objective is None else load_reference(config.objective)
         self._scorers: dict[str, Scorer] = {}
@@ -152,7 +152,7 @@ class SRPOLearner:
             **batch_metrics(batch, sampled, estimated.by_row(batch), entropy, signal(batch, config), config),
             **{"lr" if len(lr) == 1 else f"lr/policy={label}": rate for label, rate in lr.items()},
         }
-        self._watch.see(self.updates, metrics.get("clip_fraction_off_policy", math.nan), config.length_norm)
+        self._watch.see(self.updates, metrics)
         seconds_logprobs += sum(step.seconds_logprobs for step in steps)
         return metrics | {
             "seconds_logprobs": seconds_logprobs,
@@ -166,6 +166,7 @@ class SRPOLearner:
             "versions": self._versions,
             "optimisers": {label: optimiser.state_dict() for label, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
+            "watch": self._watch.state(),
         }
         checkpoint.save(folder, self.policies, state)
 
@@ -182,6 +183,7 @@ class SRPOLearner:
             policy.load_weights(folder / label, self._versions[label])
             self._optimisers[label].load_state_dict(state["optimisers"][label])
         self._generator.set_state(state["generator"])
+        self._watch.restore(state.get("watch", {}))  # 0.1.0 wrote none
 
     def _step(self, batch: EventBatch, events: Tensor, estimated: Estimate, *, on_policy: bool) -> Step:
         part, rows = batch.select(events), batch.rows_of(events)
