@@ -123,9 +123,11 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / _WEIGHTS)
 
 
-def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights of a model's adapter, by the names that its folder has."""
-    found: dict[str, torch.Tensor] = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+def adapter_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """The weights of a model's adapter, by the names that its folder has; from a state dict, where one is given."""
+    found: dict[str, torch.Tensor] = _peft().get_peft_model_state_dict(
+        model, None if state is None else dict(state), save_embedding_layers=False
+    )
     return found
 
 

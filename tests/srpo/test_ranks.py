@@ -42,7 +42,8 @@ for case in given:
     else:
         for order, subject in learner.ranks.orders():
             getattr(learner, order)(subject)
-    done.append({"seen": seen, "shares": list(test.SHARES)})
+    models = {label: policy.model.state_dict() for label, policy in learner.policies.items()}
+    done.append({"seen": seen, "shares": list(test.SHARES), "models": models})
     test.SHARES.clear()
 torch.save(done, f"{folder}/rank{rank}.pt")
 dist.destroy_process_group()
@@ -58,6 +59,8 @@ class Held:
         self.version = 0
 
     def load_weights(self, source: Any, version: int) -> None:
+        if source is not None:
+            self.model.load_state_dict(source)
         self.version = version
 
 
@@ -73,9 +76,10 @@ def watch(learner: SRPOLearner) -> dict[str, Tensor]:
 
         def keep(*_: Any, label: str = label) -> None:
             step = sum(key.startswith(f"{label}/") for key in seen)
-            for name, each in learner.policies[label].model.named_parameters():
+            for name, each in learner._scorers[label].model.named_parameters():
                 if each.grad is not None:
-                    seen[f"{label}/{step}/{name}"] = each.grad.clone()
+                    gradient = getattr(each.grad, "full_tensor", lambda each=each: each.grad)()
+                    seen[f"{label}/{step}/{name}"] = gradient.clone()
 
         optimiser.register_step_pre_hook(keep)
         scorer = learner._scorers[label]
@@ -96,14 +100,14 @@ def free_port() -> int:
     return port
 
 
-def on_ranks(folder: Path, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def on_ranks(folder: Path, cases: list[dict[str, Any]], **environment: str) -> list[list[dict[str, Any]]]:
     """What each of two ranks saw of each case."""
     torch.save(cases, folder / "given.pt")
     port = str(free_port())
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(folder), str(rank), "2", port, __file__],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -166,6 +170,34 @@ def test_two_ranks_have_the_gradients_of_one(name: str, cases: dict[str, Any], s
     assert relative(first["seen"], expected) < CASES[name][1]
     assert first["seen"].keys() == second["seen"].keys()
     assert all(torch.equal(each, second["seen"][name]) for name, each in first["seen"].items())
+
+
+@pytest.fixture(scope="module")
+def sharded(
+    cases: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """The same with the weights in shards."""
+    folder = tmp_path_factory.mktemp("shards")
+    ranks = on_ranks(folder, list(cases.values()), ACCELERATE_USE_FSDP="true")
+    return {name: [rank[at] for rank in ranks] for at, name in enumerate(cases)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_that_hold_shards_have_the_gradients_of_one_process(
+    name: str, cases: dict[str, Any], sharded: dict[str, Any]
+) -> None:
+    case = copy.deepcopy(cases[name])
+    alone = learner_of(case["models"], case["settings"])
+    expected = watch(alone)
+    alone.update(case["batch"])
+    for rank in sharded[name]:
+        assert relative(rank["seen"], expected) < CASES[name][1]
+    for label, policy in alone.policies.items():  # the first rank's policy has the new weights, to sample
+        found = sharded[name][0]["models"][label]
+        tolerance = 1e-9 if CASES[name][0] == "gpt2" else 1e-4
+        assert (
+            max(float((found[key] - each).abs().max()) for key, each in policy.model.state_dict().items()) < tolerance
+        )
 
 
 def test_both_ranks_score_and_one_without_rows_waits_for_the_other(seen: dict[str, Any]) -> None:

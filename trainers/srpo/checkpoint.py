@@ -49,3 +49,36 @@ def read_state(folder: Path, policies: Mapping[str, Trainable]) -> dict[str, Any
             f"{', '.join(sorted(found))}. Give a checkpoint of the same recipe."
         )
     return state
+
+
+def whole_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimiser as if its parameters were whole; where they are in shards, all ranks must ask."""
+    found = optimiser.state_dict()
+    state = {
+        key: {name: each.full_tensor().cpu() if _in_shards(each) else each for name, each in values.items()}
+        for key, values in found["state"].items()
+    }
+    return found | {"state": state}
+
+
+def load_state(optimiser: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Takes up what `whole_state` gave, each rank its shard."""
+    parameters = [each for group in optimiser.param_groups for each in group["params"]]
+    state = {
+        key: {name: _as_shard(each, parameters[key]) for name, each in values.items()}
+        for key, values in saved["state"].items()
+    }
+    optimiser.load_state_dict({**saved, "state": state})
+
+
+def _as_shard(value: Any, parameter: Any) -> Any:
+    if not _in_shards(parameter) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def _in_shards(value: Any) -> bool:
+    """Whether a value is a DTensor, whose module takes seconds to import."""
+    return hasattr(value, "full_tensor")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ from srpo_env.trainers.srpo.ranks import ranks_of_this_job
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
 from srpo_env.trainers.srpo.watch import Watch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger("srpo_env")
 
@@ -90,9 +93,9 @@ class SRPOLearner:
         self._optimisers: dict[str, torch.optim.Optimizer] = {}
         for label, policy in self.policies.items():
             how = self.training[label]
-            self._scorers[label] = Scorer(transformer(policy.model), config.micro_batch_tokens, how.autocast)
+            self._scorers[label] = self._scorer(policy.model, how)
             self._optimisers[label] = torch.optim.AdamW(
-                _trained(policy),
+                _trained(self._scorers[label].model),
                 lr=how.lr,
                 betas=how.betas,
                 eps=how.eps,
@@ -130,8 +133,8 @@ class SRPOLearner:
             needs_whole_episodes=config.ratio_level == "trajectory",
         )
         estimated = estimate(batch, config, self._estimator)
-        for policy in self.policies.values():
-            policy.model.eval()  # dropout off: the ratio of unchanged weights is 1
+        for scorer in self._scorers.values():
+            scorer.model.eval()  # dropout off: the ratio of unchanged weights is 1
         fresh, entropy = self._fresh(batch, entropy=True) if recompute else (batch.sampler_logprobs, None)
         batch = replace(batch, old_logprobs=fresh)
         seconds_logprobs = time.perf_counter() - started
@@ -145,8 +148,9 @@ class SRPOLearner:
         self.updates += 1
         for label in {label: None for step in steps for label in step.grad_norm}:
             self._versions[label] += 1
+            weights = self._scorers[label].weights()
             if self.ranks.leads:  # the one that samples
-                self.policies[label].load_weights(None, self._versions[label])
+                self.policies[label].load_weights(weights, self._versions[label])
         metrics = {
             **step_metrics(steps, batch, config),
             **batch_metrics(batch, sampled, estimated.by_row(batch), entropy, signal(batch, config), config),
@@ -161,14 +165,17 @@ class SRPOLearner:
 
     def save(self, folder: Path) -> None:
         """Writes each policy's model, or its adapter, and beside them optimisers, randomness and counters."""
+        if self.ranks.sharded:
+            self.ranks.tell("save", folder)
         state = {
             "updates": self.updates,
             "versions": self._versions,
-            "optimisers": {label: optimiser.state_dict() for label, optimiser in self._optimisers.items()},
+            "optimisers": {label: checkpoint.whole_state(optimiser) for label, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
             "watch": self._watch.state(),
         }
-        checkpoint.save(folder, self.policies, state)
+        if self.ranks.leads:
+            checkpoint.save(folder, self.policies, state)
 
     def load(self, folder: Path) -> None:
         """Takes up what `save` wrote: weights, optimisers, randomness and counters.
@@ -181,7 +188,8 @@ class SRPOLearner:
         self.updates, self._versions = state["updates"], dict(state["versions"])
         for label, policy in self.policies.items():
             policy.load_weights(folder / label, self._versions[label])
-            self._optimisers[label].load_state_dict(state["optimisers"][label])
+            self._scorers[label].take(policy.model)
+            checkpoint.load_state(self._optimisers[label], state["optimisers"][label])
         self._generator.set_state(state["generator"])
         self._watch.restore(state.get("watch", {}))  # 0.1.0 wrote none
 
@@ -272,9 +280,10 @@ class SRPOLearner:
         for scored in self._scorers[label].score(part, self.ranks.share(part, rows)):
             weights = gradient[scored.rows, : scored.logprobs.shape[1]]
             scored.logprobs.backward(weights.to(scored.logprobs))
-        parameters = _trained(self.policies[label])
+        parameters = _trained(self._scorers[label].model)
         self.ranks.add_gradients(parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.training[label].grad_clip or math.inf))
+        length = torch.nn.utils.clip_grad_norm_(parameters, self.training[label].grad_clip or math.inf)
+        norm = float(getattr(length, "full_tensor", lambda: length)())  # of shards, it is one itself
         if not math.isfinite(norm):
             raise TrainingDiverged(
                 f"update {self.updates + 1}: the gradient of policy {label!r} has the norm {norm}; it must be finite. "
@@ -304,6 +313,14 @@ class SRPOLearner:
     def _lr(self, label: str) -> float:
         return learning_rate(self.training[label], self.updates, self.total_updates)
 
+    def _scorer(self, model: PreTrainedModel, how: PolicyTraining) -> Scorer:
+        tokens = self.config.micro_batch_tokens
+        if not self.ranks.sharded:
+            return Scorer(transformer(model), tokens, how.autocast)
+        from srpo_env.trainers.srpo.sharding import ShardedScorer  # takes seconds
+
+        return ShardedScorer(model, tokens, how.autocast, self.ranks)
+
     def _check_policies(self) -> None:
         if not self.policies:
             raise InvalidInput(
@@ -312,7 +329,7 @@ class SRPOLearner:
         for label in self.policies:
             if label not in self.training:
                 raise InvalidInput(f"training: policy {label!r} has no settings; give a PolicyTraining for it.")
-        trained = {label: _trained(policy) for label, policy in self.policies.items()}
+        trained = {label: _trained(policy.model) for label, policy in self.policies.items()}
         for label, parameters in trained.items():
             if not parameters:
                 raise InvalidInput(
@@ -331,9 +348,9 @@ class SRPOLearner:
             )
 
 
-def _trained(policy: Trainable) -> list[torch.nn.Parameter]:
+def _trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """What the optimiser may change: all weights, or those of the adapter."""
-    return [each for each in policy.model.parameters() if each.requires_grad]
+    return [each for each in model.parameters() if each.requires_grad]
 
 
 def _named(batch: EventBatch, events: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Which of several processes does what? All have the weights and the batch, and each has a share of its rows.
+"""Which of several processes does what? All have the batch, and each has a share of its rows.
 
 The first rank samples and writes the run's folder; it tells the others what to do, and they do it with it. All see the
 log-probs of all rows, so the loss, its derivative and every count are those of one process, and gradients add up.
@@ -6,6 +6,7 @@ log-probs of all rows, so the loss, its derivative and every count are those of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import cache
@@ -28,6 +29,8 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if together else 0
         self.world = dist.get_world_size() if together else 1
+        # What `accelerate launch` says by its configuration.
+        self.sharded = self.world > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true"
         # What is told and what log-probs there are lie on the CPU.
         self._talk = dist.new_group(backend="gloo", timeout=_PATIENCE) if self.world > 1 else None
 
@@ -69,9 +72,19 @@ class Ranks:
             dist.all_reduce(tensor, group=self._talk)
         return tensor
 
+    def most(self, number: int) -> int:
+        """The largest of a number over ranks."""
+        found = torch.tensor(number)
+        if self.world > 1:
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._talk)
+        return int(found)
+
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Sums the gradients of parameters over ranks; one that has none on any rank is left without."""
-        if self.world == 1:
+        """Sums the gradients of parameters over ranks; one that has none on any rank is left without.
+
+        In shards they are sums already.
+        """
+        if self.world == 1 or self.sharded:
             return
         held = self.total(torch.tensor([each.grad is not None for each in parameters], dtype=torch.int64))
         under_way = []
