@@ -25,6 +25,7 @@ from srpo_env.trainers.srpo.ranks import Ranks
 # One rank: makes the same policies as the test, learns what it is told, and leaves the gradients of its steps.
 RANK = """
 import importlib.util, sys, torch, torch.distributed as dist
+from srpo_env.trainers.srpo.checkpoint import load_state, whole_state
 folder, rank, world, port, tests = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("ranks_of_a_test", tests)
 test = importlib.util.module_from_spec(spec)
@@ -42,8 +43,15 @@ for case in given:
     else:
         for order, subject in learner.ranks.orders():
             getattr(learner, order)(subject)
+    optimisers = {}
+    for label, optimiser in learner._optimisers.items():
+        optimisers[label] = whole_state(optimiser)
+        load_state(optimiser, optimisers[label])
+        again = whole_state(optimiser)["state"]
+        for key, values in optimisers[label]["state"].items():
+            assert all(torch.equal(again[key][name], each) for name, each in values.items())
     models = {label: policy.model.state_dict() for label, policy in learner.policies.items()}
-    done.append({"seen": seen, "shares": list(test.SHARES), "models": models})
+    done.append({"seen": seen, "shares": list(test.SHARES), "models": models, "optimisers": optimisers})
     test.SHARES.clear()
 torch.save(done, f"{folder}/rank{rank}.pt")
 dist.destroy_process_group()
@@ -192,6 +200,10 @@ def test_ranks_that_hold_shards_have_the_gradients_of_one_process(
     alone.update(case["batch"])
     for rank in sharded[name]:
         assert relative(rank["seen"], expected) < CASES[name][1]
+        for label, optimiser in alone._optimisers.items():
+            for key, values in optimiser.state_dict()["state"].items():
+                theirs = rank["optimisers"][label]["state"][key]["exp_avg"]
+                assert torch.allclose(theirs, values["exp_avg"], rtol=1e-4, atol=1e-6)
     for label, policy in alone.policies.items():  # the first rank's policy has the new weights, to sample
         found = sharded[name][0]["models"][label]
         tolerance = 1e-9 if CASES[name][0] == "gpt2" else 1e-4

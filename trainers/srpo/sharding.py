@@ -66,8 +66,9 @@ class ShardedScorer(Scorer):
     def score(self, batch: EventBatch, rows: Tensor, *, entropy: bool = False) -> Iterator[Scored]:
         """Scores this rank's rows; then takes part in what others still score."""
         number = len(self.pieces(batch, distinct(batch, rows)[0]))
+        idle = self._ranks.most(number) - number  # asked first: in their passes the ranks wait for each other
         yield from super().score(batch, rows, entropy=entropy)
-        for _ in range(self._ranks.most(number) - number):
+        for _ in range(idle):
             none = self._root(self._nothing)
             yield Scored(rows[:0], none, none.detach() if entropy else None)
 
