@@ -8,17 +8,28 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from srpo_env.adapters import (
+    adapter_weights,
+    add_adapter,
+    has_adapter,
+    is_adapter,
+    model_below,
+    read_adapter,
+    set_adapter_weights,
+    transformer,
+)
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
+from srpo_env.config import Lora
 from srpo_env.errors import ContextExceeded, PolicyError
-from srpo_env.models import Dtype, LoadedModel, load_model, resolve_model
+from srpo_env.models import Dtype, LoadedModel, load_model, load_shared, resolve_model
 from srpo_env.protocols import Sampled, SampleRequest
 from srpo_env.records import Output
 from srpo_env.settings import checked
@@ -45,6 +56,9 @@ class LocalSettings(BaseModel):
             one running batch, which is faster.
         max_rows: Most rows sampled together.
         cache_gib: Most memory for their keys and values, in GiB.
+        lora: The adapter that is trained on the model; the recipe says so under `train`.
+        seed: Draws its first weights.
+        frozen: Whether nothing is trained, so that the weights can be those below others' adapters.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +70,9 @@ class LocalSettings(BaseModel):
     deterministic: bool = True
     max_rows: int = Field(1024, ge=1)
     cache_gib: float = Field(4.0, gt=0)
+    lora: Lora | None = None
+    seed: int = 0
+    frozen: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -79,9 +96,9 @@ class LocalPolicy:
         outputs = await policy.sample(requests)
 
     Args:
-        model: A transformers folder, a registered name or a hub id.
+        model: A transformers folder, a registered name or a hub id; or the folder of an adapter.
         name: The policy's label, for messages.
-        dtype, device, template_arguments, deterministic, max_rows, cache_gib: See `LocalSettings`.
+        dtype, device, template_arguments, deterministic, max_rows, cache_gib, lora, seed, frozen: See `LocalSettings`.
 
     Raises:
         MissingModel, UnknownName: The model is not there.
@@ -100,6 +117,9 @@ class LocalPolicy:
         deterministic: bool = True,
         max_rows: int = 1024,
         cache_gib: float = 4.0,
+        lora: Lora | None = None,
+        seed: int = 0,
+        frozen: bool = False,
     ) -> None:
         resolve_model(str(model))
         self.name = name
@@ -111,6 +131,9 @@ class LocalPolicy:
         self._deterministic = deterministic
         self._max_rows = max_rows
         self._cache_bytes = int(cache_gib * 2**30)
+        self._lora = lora
+        self._seed = seed
+        self._frozen = frozen
         self._loading = threading.Lock()
         self._stepping = threading.Lock()
         self._calls: deque[_Call] = deque()
@@ -135,7 +158,7 @@ class LocalPolicy:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model; sampler and learner share it."""
+        """The model; sampler and learner share it. With `lora` it is a `peft.PeftModel`."""
         return self._loaded.model
 
     @property
@@ -162,7 +185,8 @@ class LocalPolicy:
         """Takes new weights and their version; waits for a decoding step that is under way.
 
         Args:
-            source: A transformers folder, a state dict, or None where `model` was changed in place.
+            source: A transformers folder, a state dict, or None where `model` was changed in place; with `lora`, the
+                folder or the weights of an adapter.
             version: The version of the new weights.
 
         Raises:
@@ -170,10 +194,11 @@ class LocalPolicy:
             PolicyError: The weights are not those of a model of this shape; nothing changed.
         """
         if isinstance(source, Path):
-            source = load_model(str(source), self._dtype, "cpu").model.state_dict()
+            adapter = is_adapter(source)
+            source = read_adapter(source) if adapter else load_model(str(source), self._dtype, "cpu").model.state_dict()
         with self._stepping:
             if source is not None:
-                self._copy(source)
+                self._copy(source, self.model)
             self.version = version
 
     async def aclose(self) -> None:
@@ -192,7 +217,17 @@ class LocalPolicy:
 
     @cached_property
     def _load(self) -> LoadedModel:
-        return load_model(self._model_name, self._dtype, self._device)
+        start = resolve_model(self._model_name)
+        adapter = start if isinstance(start, Path) and is_adapter(start) else None
+        if self._lora is None:
+            return (load_shared if self._frozen and not adapter else load_model)(
+                self._model_name, self._dtype, self._device
+            )
+        below = load_shared(model_below(adapter) if adapter else self._model_name, self._dtype, self._device)
+        loaded = replace(below, model=add_adapter(below.model, self._lora, self._seed), below=below)
+        if adapter:
+            self._copy(read_adapter(adapter), loaded.model)
+        return loaded
 
     @cached_property
     def _chat(self) -> Chat:
@@ -203,7 +238,7 @@ class LocalPolicy:
         from srpo_env.agents.generation import Generator
 
         return Generator(
-            self.model,
+            transformer(self.model),
             self._loaded.stop_ids,
             self._chat.text,
             max_rows=self._max_rows,
@@ -211,9 +246,10 @@ class LocalPolicy:
             interrupted=self._interrupted,
         )
 
-    def _copy(self, state: Mapping[str, torch.Tensor]) -> None:
-        own = self.model.state_dict()
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+    def _copy(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
+        adapted = has_adapter(model)
+        own = adapter_weights(model) if adapted else model.state_dict()
+        tied = set(getattr(model, "all_tied_weights_keys", None) or ())
         unknown = sorted(state.keys() - own.keys())
         missing = sorted(own.keys() - state.keys() - tied)
         reshaped = sorted(key for key in own.keys() & state.keys() if own[key].shape != state[key].shape)
@@ -221,10 +257,14 @@ class LocalPolicy:
             key = (unknown or missing or reshaped)[0]
             problem = "is not in the model" if unknown else "is missing" if missing else "has another shape"
             raise PolicyError(
-                f"policy {self.name!r}: the new weights are not those of {self._model_name!r}: {key!r} {problem} "
+                f"policy {self.name!r}: the new weights are not those of {self._model_name!r}"
+                f"{' with this adapter' * adapted}: {key!r} {problem} "
                 f"({len(unknown) + len(missing) + len(reshaped)} such). Give weights of the same architecture."
             )
-        self.model.load_state_dict(state, strict=False)
+        if adapted:
+            set_adapter_weights(model, state)
+        else:
+            model.load_state_dict(state, strict=False)
 
     # What follows runs in the sampling thread.
 

@@ -26,7 +26,6 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import HttpClient, Refused, Replica, Transport, as_json
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
-from srpo_env.settings import checked
 from srpo_env.agents.weight_sync import (
     Sync,
     load_adapter,
@@ -41,6 +40,7 @@ from srpo_env.models import Dtype, load_context_length, load_tokenizer, resolve_
 from srpo_env.portal import on_background_loop, start_on_background_loop
 from srpo_env.protocols import RequestKey, Sampled, SampleRequest
 from srpo_env.records import LogprobsMode, Message, Output
+from srpo_env.settings import checked
 
 if TYPE_CHECKING:
     import torch

@@ -28,11 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
-from srpo_env.settings import checked
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingExtra, PolicyError
 from srpo_env.models import Dtype, load_tokenizer, resolve_model
 from srpo_env.protocols import Sampled, SampleRequest
 from srpo_env.records import Output
+from srpo_env.settings import checked
 
 if TYPE_CHECKING:
     import torch

@@ -80,8 +80,22 @@ class SampleUse(Section):
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
 
+class Lora(Section):
+    """An adapter that is trained in place of the weights, which stay as they are."""
+
+    rank: int = Field(32, ge=1)
+    """Inner size of the adapter's two matrices."""
+    alpha: float = Field(64.0, gt=0)
+    """The adapter's output counts alpha / rank times."""
+    targets: tuple[str, ...] | None = Field(None, min_length=1)
+    """Names of the modules that get one, such as q_proj; left out: all linear ones but the output layer."""
+
+
 class PolicyTraining(Section):
     """How a policy's weights are changed."""
+
+    lora: Lora | None = None
+    """Trains an adapter on the model; policies of one model share its weights. Left out: trains all weights."""
 
     lr: float = Field(1e-6, gt=0)
     """Learning rate of AdamW, after warm-up."""
@@ -159,7 +173,7 @@ class LogUse(Section):
     checkpoint_every_updates: int | None = Field(None, ge=1)
     """Checkpoints in between; always after the last update."""
     keep: int = Field(3, ge=1)
-    """Checkpoints kept."""
+    """Last checkpoints kept, beside the best by the held-out figure."""
 
 
 class Recipe(Section):

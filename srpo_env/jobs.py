@@ -79,10 +79,7 @@ class Job:
             baseline=baseline,
             tasks=tasks,
             held_out=tasks if recipe.tasks.eval is None else _tasks(recipe.tasks.eval),
-            policies={
-                label: _policy(label, use, deterministic=recipe.rollout.deterministic)
-                for label, use in recipe.policies.items()
-            },
+            policies={label: _policy(label, use, recipe) for label, use in recipe.policies.items()},
             learner=learner,
             tools=_tools(recipe, graph, baseline),
         )
@@ -142,7 +139,7 @@ class Job:
         """Returns the commands that start the servers of each policy that has some."""
         found = {}
         for label, use in self.recipe.policies.items():
-            backend, settings = _backend(use, deterministic=self.recipe.rollout.deterministic)
+            backend, settings = _backend(use, self.recipe)
             if isinstance(backend, Served):
                 found[label] = backend.start_commands(label, settings)
         return found
@@ -222,21 +219,31 @@ def _tools(recipe: Recipe, graph: Graph, baseline: Graph | None) -> Tools:
     return load_tools(*workflows, given=given, demo=False)
 
 
-def _policy(label: str, use: PolicyUse, *, deterministic: bool) -> Policy:
-    backend, settings = _backend(use, deterministic=deterministic)
+def _policy(label: str, use: PolicyUse, recipe: Recipe) -> Policy:
+    backend, settings = _backend(use, recipe)
     made: Policy = backend.from_config(label, settings)
     return made
 
 
-def _backend(use: PolicyUse, *, deterministic: bool) -> tuple[Any, dict[str, Any]]:
+def _backend(use: PolicyUse, recipe: Recipe) -> tuple[Any, dict[str, Any]]:
     """Returns a policy's backend and what it is made of."""
     backend = load("backend", use.sample.backend)
     settings = dict(use.sample.model_extra or {})
-    if not deterministic and getattr(backend, "in_process", False):
+    if not recipe.rollout.deterministic and getattr(backend, "in_process", False):
         settings.setdefault("deterministic", False)
     if use.model is not None:
         settings |= {"model": use.model, "dtype": use.dtype, "device": use.device}
+    if use.train is not None and use.train.lora is not None:
+        settings |= {"lora": use.train.lora, "seed": recipe.seed}
+    elif use.train is None and any(_adapts(other, use) for other in recipe.policies.values()):
+        settings["frozen"] = True
     return backend, settings
+
+
+def _adapts(use: PolicyUse, other: PolicyUse) -> bool:
+    """Whether a policy trains an adapter on another one's model."""
+    adapts = use.train is not None and use.train.lora is not None
+    return adapts and (use.model, use.sample.backend) == (other.model, other.sample.backend)
 
 
 def _check_agents(recipe: Recipe, graph: Graph) -> None:

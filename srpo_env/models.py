@@ -1,7 +1,8 @@
 """Where a policy's model comes from: a transformers folder, a registered name or the hub.
 
-Nothing is kept here: each `load_model` gives weights of its own, and the policy that asked shares them between its
-sampler and its learner. Two policies from one folder are therefore two models.
+Each `load_model` gives weights of its own, and the policy that asked shares them between its sampler and its learner:
+two policies from one folder are two models. `load_shared` is for those that never change them: the model below
+adapters.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
+from srpo_env.adapters import is_adapter, load_adapter, model_below
 from srpo_env.errors import MissingModel, UnknownName, nearest
 from srpo_env.registry import load, registered
 
@@ -28,8 +31,11 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 _one_at_a_time = threading.Lock()
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+_shared: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()
+_sharing = threading.Lock()
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedModel:
     """A causal language model, ready to sample and to train.
 
@@ -39,6 +45,7 @@ class LoadedModel:
         context_length: Most tokens of prompt and output together.
         stop_ids: Tokens that end an output.
         device: Where the weights lie.
+        below: What it shares weights with, if anything.
     """
 
     model: PreTrainedModel
@@ -46,13 +53,15 @@ class LoadedModel:
     context_length: int
     stop_ids: frozenset[int]
     device: torch.device
+    below: LoadedModel | None = None
 
 
 def resolve_model(name: str) -> Path | str:
     """Returns the folder that a model's name stands for, or the hub id itself; nothing is loaded or fetched.
 
     Args:
-        name: A transformers folder, a name of the entry point group `srpo_env.models`, or a hub id `org/name`.
+        name: A transformers folder, the folder of an adapter, a name of the entry point group `srpo_env.models`, or a
+            hub id `org/name`.
 
     Raises:
         MissingModel: The folder is not there, or lacks config, weights or tokenizer.
@@ -89,6 +98,9 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
 
     place = resolve_model(name)
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if isinstance(place, Path) and is_adapter(place):
+        loaded = load_model(model_below(place), dtype, device)
+        return replace(loaded, model=load_adapter(loaded.model, place))
     tokenizer = load_tokenizer(name)
     automatic: Any = AutoModelForCausalLM
     with _loading(name):
@@ -108,6 +120,25 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else min(stop_ids)
     return LoadedModel(model.to(where), tokenizer, _context_length(model.config, tokenizer), stop_ids, where)
+
+
+def load_shared(name: str, dtype: Dtype = "float32", device: str = "auto") -> LoadedModel:
+    """Loads a model whose weights nobody will change: those who name the same one get the same one.
+
+    Args:
+        name: As for `resolve_model`, but not an adapter.
+        dtype: As for `load_model`.
+        device: As for `load_model`.
+
+    Raises:
+        MissingModel, UnknownName: As for `load_model`.
+    """
+    key = (str(resolve_model(name)), dtype, device)
+    with _sharing:
+        found = _shared.get(key)
+        if found is None:
+            found = _shared[key] = load_model(name, dtype, device)
+    return found
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -186,6 +217,8 @@ def _loading(name: str) -> Iterator[None]:
 
 def _checked(folder: Path) -> Path:
     """Returns the folder if it holds a config, weights and a tokenizer."""
+    if is_adapter(folder):
+        return folder
     if not folder.is_dir():
         raise MissingModel(
             f"model folder '{folder}' does not exist; give a folder written by `save_pretrained`, a registered name "

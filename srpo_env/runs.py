@@ -4,7 +4,7 @@ config.yaml      the resolved recipe
 run.json         recipe's name, when it started, versions
 events/          the event log
 metrics.jsonl    a line per update and per evaluation
-checkpoints/     000200/main/ is a transformers folder
+checkpoints/     000200/main/ is a transformers folder, or a peft one; best leads to the best one by the held-out figure
 report.html
 """
 
@@ -101,7 +101,7 @@ class Run:
             file.write(line.encode())
 
     def checkpoint(self, update: int, write: Callable[[Path], None]) -> Path:
-        """Writes a checkpoint whole or not at all, and removes the oldest beyond the recipe's `keep`."""
+        """Writes a checkpoint whole or not at all; removes the oldest beyond the recipe's `keep`, but not the best."""
         folder = self.folder / "checkpoints"
         final, temporary = folder / f"{update:06d}", folder / f".writing-{update:06d}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -119,9 +119,20 @@ class Run:
         _remove(final)
         temporary.replace(final)
         _sync(folder)
+        best = best_checkpoint(self.folder)
         for old in checkpoints(self.folder)[: -self.recipe.log.keep]:
-            _remove(old)
+            if old != best:
+                _remove(old)
         return final
+
+    def mark_best(self) -> None:
+        """Lets `checkpoints/best` lead to the best checkpoint, if any was tried on the held-out tasks."""
+        best = best_checkpoint(self.folder)
+        if best is not None:
+            link = best.with_name(".marking-best")
+            link.unlink(missing_ok=True)
+            link.symlink_to(best.name)
+            link.replace(best.with_name("best"))
 
     def __enter__(self) -> Run:
         return self
@@ -133,6 +144,16 @@ class Run:
 def checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints of a run folder, oldest first."""
     return sorted(path for path in (folder / "checkpoints").glob("[0-9]*") if path.is_dir())
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the best held-out figure, the first of equals; None where none was tried.
+
+    The figure is the baseline workflow's where the recipe names one, whose line comes after the team's.
+    """
+    figures = {line["update"]: line["accuracy"] for line in read_metrics(folder) if line["kind"] == "eval"}
+    tried = [path for path in checkpoints(folder) if figures.get(int(path.name)) is not None]
+    return max(tried, key=lambda path: figures[int(path.name)], default=None)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

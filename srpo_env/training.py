@@ -106,6 +106,8 @@ def _run(job: Job, run: Run, trainer: Trainer, checkpoint: Path | None, say: Say
         first = int(checkpoint.name) + 1
         before = _first_trial(job, run)
         say(f"resumed after update {first - 1}, from {checkpoint}")
+        if _due(recipe.eval.every_updates, first - 1, recipe.updates):
+            _evaluate(job, run, first - 1, say)  # it came after the checkpoint, and is aside
     for update in range(first, recipe.updates + 1):
         line = _update(job, run, trainer, update)
         if update in (first, recipe.updates) or update % max(1, recipe.updates // 40) == 0:
@@ -167,6 +169,7 @@ def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
     for name, found in (("team", trial.team), ("baseline", trial.baseline)):
         if found is not None:
             run.record("eval", update, workflow=name, **found.model_dump())
+    run.mark_best()
     team = f"team {trial.team}"
     shown = team if trial.baseline is None else f"one output {trial.baseline}, {team}"
     say(f"held out ({trial.team.tasks} tasks) after {update} updates: {shown}")

@@ -93,6 +93,8 @@ def test_every_pin_lies_in_its_range_and_nothing_we_ask_for_is_unpinned() -> Non
         *extras["dev"],
         *extras["test"],
         *extras["smollm2"],
+        *extras["accelerate"],
+        *extras["lora"],
     ]
     for requirement in map(Requirement, asked):
         if requirement.name != PROJECT["project"]["name"]:

@@ -13,7 +13,7 @@ import pytest
 from srpo_env.config import Recipe, load_recipe
 from srpo_env.errors import InvalidInput, RunExists
 from srpo_env.eventlog import EventLog
-from srpo_env.runs import Run, checkpoints, read_metrics, write_whole
+from srpo_env.runs import Run, best_checkpoint, checkpoints, read_metrics, write_whole
 
 Make = Callable[..., Any]
 
@@ -287,3 +287,51 @@ def test_a_run_may_be_resumed_twice(broken_off: Recipe) -> None:
 def test_a_folder_that_is_no_run_can_not_be_resumed(recipe: Recipe) -> None:
     with pytest.raises(InvalidInput, match="can't be resumed"):
         Run.resume(recipe, "r")
+
+
+# The best checkpoint.
+
+
+def tried(run: Run, figures: dict[int, float | None], workflow: str = "team") -> None:
+    for update, accuracy in figures.items():
+        run.record("eval", update, workflow=workflow, accuracy=accuracy)
+
+
+def test_the_best_checkpoint_stays_beside_the_last_ones(recipe: Recipe) -> None:
+    with Run.create(recipe, "r") as run:
+        for update, accuracy in enumerate([0.2, 0.9, 0.5, 0.9, 0.4], start=1):
+            run.checkpoint(update, weights())
+            tried(run, {update: accuracy})
+            run.mark_best()
+        assert names(run) == ["000002", "000004", "000005"]
+        assert (run.folder / "checkpoints" / "best" / "main" / "weights").read_text() == "whole"
+        assert (run.folder / "checkpoints" / "best").resolve().name == "000002"
+
+
+def test_a_better_one_takes_the_place_of_the_best(recipe: Recipe) -> None:
+    with Run.create(recipe, "r") as run:
+        for update, accuracy in enumerate([0.5, 0.1, 0.1, 0.6, 0.1, 0.1], start=1):
+            run.checkpoint(update, weights())
+            tried(run, {update: accuracy})
+            run.mark_best()
+        run.checkpoint(7, weights())
+        assert names(run) == ["000004", "000006", "000007"]
+
+
+def test_the_baselines_figure_is_the_one_that_counts(recipe: Recipe) -> None:
+    with Run.create(recipe, "r") as run:
+        for update, (team, baseline) in enumerate([(0.9, 0.2), (0.3, 0.4)], start=1):
+            run.checkpoint(update, weights())
+            tried(run, {update: team})
+            tried(run, {update: baseline}, "baseline")
+        assert best_checkpoint(run.folder) == run.folder / "checkpoints" / "000002"
+
+
+def test_without_a_figure_none_is_best(recipe: Recipe) -> None:
+    with Run.create(recipe, "r") as run:
+        tried(run, {0: 0.9})  # before the first update there is no checkpoint
+        run.checkpoint(1, weights())
+        tried(run, {1: None})
+        run.mark_best()
+        assert best_checkpoint(run.folder) is None
+        assert not (run.folder / "checkpoints" / "best").exists()

@@ -23,6 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from srpo_env.adapters import is_adapter, read_adapter, set_adapter_weights
 from srpo_env.batch import EventBatch
 from srpo_env.records import Event, Member, Message, Output, Parse, Sampling
 from srpo_env.trainers.srpo.config import SRPOConfig
@@ -101,9 +102,11 @@ class Trained:
         self.version = 0
 
     def load_weights(self, source: Path | Mapping[str, Tensor] | None, version: int) -> None:
-        if isinstance(source, Path):
+        if isinstance(source, Path) and is_adapter(source):
+            set_adapter_weights(self.model, read_adapter(source))
+        elif isinstance(source, Path):
             source = AutoModelForCausalLM.from_pretrained(source, dtype=self.model.dtype).state_dict()
-        if source is not None:
+        if isinstance(source, Mapping):
             self.model.load_state_dict(source)
         self.version = version
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,15 @@ import torch
 from torch import Tensor
 
 from srpo_env import train
+from srpo_env.adapters import add_adapter, transformer
 from srpo_env.batch import EventBatch
-from srpo_env.config import PolicyTraining
+from srpo_env.config import Lora, PolicyTraining
 from srpo_env.errors import InvalidRecipe
 from srpo_env.trainers.srpo.batch_advantage import Estimate
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.learner import SRPOLearner
 from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
-from srpo_env.trainers.srpo.reference import Reference
+from srpo_env.trainers.srpo.reference import reference_scorers
 from srpo_env.trainers.srpo.scoring import Scorer
 
 HOW = PolicyTraining(lr=1e-3, grad_clip=None)
@@ -109,32 +108,25 @@ def test_a_group_without_signal_is_pulled_to_the_reference(make: Any) -> None:
     assert found[-1] < found[0] / 2
 
 
-def test_a_lora_is_turned_off_for_the_reference_and_not_copied(make: Any) -> None:
-    """Stands in for peft: a model whose `disable_adapter` gives the weights that it began from."""
-    model, batch = make.gpt2().eval(), make.batch(3)
-    start = {name: each.clone() for name, each in model.state_dict().items()}
-
-    @contextlib.contextmanager
-    def disable_adapter() -> Iterator[None]:
-        trained = {name: each.clone() for name, each in model.state_dict().items()}
-        model.load_state_dict(start)
-        yield
-        model.load_state_dict(trained)
-
-    model.disable_adapter = disable_adapter
-    reference = Reference({"main": Scorer(model)})
-    model.load_state_dict(make.gpt2(1).state_dict())
-    rows = torch.nonzero(batch.mask.any(1)).flatten()
-    with torch.no_grad(), reference.scorers() as scorers:
-        assert scorers["main"].model is model
-        found = [scored.logprobs for scored in scorers["main"].score(batch, rows)]
-        expected = [scored.logprobs for scored in Scorer(make.gpt2().eval()).score(batch, rows)]
-        trained = [scored.logprobs for scored in Scorer(make.gpt2(1).eval()).score(batch, rows)]
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, expected, strict=True))
-    assert not torch.allclose(found[0], trained[0])
+def test_the_reference_of_an_adapter_is_what_lies_below_it_and_not_copied(make: Any) -> None:
+    """While another adapter is on the trained one, the reference still is the model that it began from."""
+    batch = make.batch(3)
+    policy = make.policy(add_adapter(make.gpt2().eval(), Lora(rank=2, alpha=4), seed=0))
+    (scorer,) = reference_scorers({"main": policy}, lambda label, model: Scorer(transformer(model))).values()
     with torch.no_grad():
-        after = [scored.logprobs for scored in Scorer(model).score(batch, rows)]
-    assert torch.allclose(after[0], trained[0], atol=1e-12)
+        for name, each in policy.model.named_parameters():
+            if "lora_B" in name:
+                each.normal_(std=0.5)
+    rows = torch.nonzero(batch.mask.any(1)).flatten()
+    with torch.no_grad():
+        found, plain, trained = (
+            next(each.score(batch, rows)).logprobs
+            for each in (scorer, Scorer(make.gpt2().eval()), Scorer(transformer(policy.model)))
+        )
+    assert torch.allclose(found, plain, atol=1e-12)
+    assert not torch.allclose(found, trained)
+    own = {each.data_ptr() for each in policy.model.parameters()}
+    assert {each.data_ptr() for each in scorer.model.parameters()} <= own
 
 
 def test_kl_is_added_to_an_own_objective_too(make: Any, tmp_path: Path) -> None:

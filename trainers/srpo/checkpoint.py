@@ -1,4 +1,4 @@
-"""What does a learner need to go on? Each policy as a transformers folder, and `trainer.pt` beside them."""
+"""What does a learner need to go on? Each policy as a transformers or peft folder, and `trainer.pt` beside them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from srpo_env.adapters import has_adapter
 from srpo_env.errors import InvalidInput
 from srpo_env.models import without_progress_bar
 from srpo_env.protocols import Trainable
@@ -20,7 +21,9 @@ def save(folder: Path, policies: Mapping[str, Trainable], state: Mapping[str, An
     """Writes each policy's model and tokenizer to a folder of its label, and the state of the learner."""
     with without_progress_bar():
         for label, policy in policies.items():
-            policy.model.save_pretrained(folder / label)
+            # peft would ask a hub whether the vocabulary has grown.
+            settings = {"save_embedding_layers": False} if has_adapter(policy.model) else {}
+            policy.model.save_pretrained(folder / label, **settings)
             policy.tokenizer.save_pretrained(folder / label)
     torch.save(dict(state), folder / _STATE)
 
@@ -46,3 +49,36 @@ def read_state(folder: Path, policies: Mapping[str, Trainable]) -> dict[str, Any
             f"{', '.join(sorted(found))}. Give a checkpoint of the same recipe."
         )
     return state
+
+
+def whole_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimiser as if its parameters were whole; where they are in shards, all ranks must ask."""
+    found = optimiser.state_dict()
+    state = {
+        key: {name: each.full_tensor().cpu() if _in_shards(each) else each for name, each in values.items()}
+        for key, values in found["state"].items()
+    }
+    return found | {"state": state}
+
+
+def load_state(optimiser: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Takes up what `whole_state` gave, each rank its shard."""
+    parameters = [each for group in optimiser.param_groups for each in group["params"]]
+    state = {
+        key: {name: _as_shard(each, parameters[key]) for name, each in values.items()}
+        for key, values in saved["state"].items()
+    }
+    optimiser.load_state_dict({**saved, "state": state})
+
+
+def _as_shard(value: Any, parameter: Any) -> Any:
+    if not _in_shards(parameter) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def _in_shards(value: Any) -> bool:
+    """Whether a value is a DTensor, whose module takes seconds to import."""
+    return hasattr(value, "full_tensor")

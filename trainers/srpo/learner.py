@@ -16,11 +16,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from srpo_env.adapters import transformer
 from srpo_env.batch import EventBatch
 from srpo_env.config import PolicyTraining
 from srpo_env.errors import InvalidInput, TrainingDiverged
@@ -30,14 +31,18 @@ from srpo_env.trainers.srpo.admission import admit
 from srpo_env.trainers.srpo.batch_advantage import Estimate, estimate, signal
 from srpo_env.trainers.srpo.batches import mini_batches
 from srpo_env.trainers.srpo.config import PRESET_KEYS, SRPOConfig
-from srpo_env.trainers.srpo.gradient_by_size import norms_by_set_size
+from srpo_env.trainers.srpo.gradients import back_propagate, norms_by_set_size, trained
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
 from srpo_env.trainers.srpo.own import load_own
-from srpo_env.trainers.srpo.reference import Reference
+from srpo_env.trainers.srpo.ranks import ranks_of_this_job
+from srpo_env.trainers.srpo.reference import reference_scorers
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
-from srpo_env.trainers.srpo.watch import ClipWatch
+from srpo_env.trainers.srpo.watch import Watch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger("srpo_env")
 
@@ -74,6 +79,7 @@ class SRPOLearner:
         seed: int = 0,
     ) -> None:
         self.config = config
+        self.ranks = ranks_of_this_job()
         self.policies = dict(policies) if isinstance(policies, Mapping) else {"main": policies}
         given = training or PolicyTraining()
         self.training = dict(given) if isinstance(given, Mapping) else dict.fromkeys(self.policies, given)
@@ -82,7 +88,7 @@ class SRPOLearner:
         self.updates = 0
         self._versions = dict.fromkeys(self.policies, 0)
         self._generator = torch.Generator().manual_seed(seed)
-        self._watch = ClipWatch()
+        self._watch = Watch(config.length_norm)
         self._estimator = self._objective = None
         if config.own_estimator:
             self._estimator = load_own("estimator", config.estimator, config.estimator_settings, "batch")
@@ -93,15 +99,15 @@ class SRPOLearner:
         self._optimisers: dict[str, torch.optim.Optimizer] = {}
         for label, policy in self.policies.items():
             how = self.training[label]
-            self._scorers[label] = Scorer(policy.model, config.micro_batch_tokens, how.autocast)
+            self._scorers[label] = self._scorer(label, policy.model)
             self._optimisers[label] = torch.optim.AdamW(
-                [each for each in policy.model.parameters() if each.requires_grad],
+                trained(self._scorers[label].model),
                 lr=how.lr,
                 betas=how.betas,
                 eps=how.eps,
                 weight_decay=how.weight_decay,
             )
-        self._reference = Reference(self._scorers) if config.kl_coefficient else None
+        self._reference = reference_scorers(self.policies, self._scorer) if config.kl_coefficient else None
 
     @classmethod
     def settings(cls, values: Mapping[str, Any]) -> SRPOConfig:
@@ -123,6 +129,7 @@ class SRPOLearner:
             TrainingDiverged: A loss or a gradient is not finite; names the events. The step that would have followed
                 from it is not taken.
         """
+        self.ranks.tell("update", batch)
         started = time.perf_counter()
         config, sampled = self.config, batch
         recompute = config.old_logprobs == "recompute"
@@ -133,13 +140,12 @@ class SRPOLearner:
             needs_whole_episodes=config.ratio_level == "trajectory",
         )
         estimated = estimate(batch, config, self._estimator)
-        for policy in self.policies.values():
-            policy.model.eval()  # dropout off: the ratio of unchanged weights is 1
+        for scorer in self._scorers.values():
+            scorer.model.eval()  # dropout off: the ratio of unchanged weights is 1
         fresh, entropy = self._fresh(batch, entropy=True) if recompute else (batch.sampler_logprobs, None)
         batch = replace(batch, old_logprobs=fresh)
         if self._reference is not None:
-            with self._reference.scorers() as scorers:
-                batch = replace(batch, ref_logprobs=self._fresh(batch, scorers=scorers)[0])
+            batch = replace(batch, ref_logprobs=self._fresh(batch, scorers=self._reference)[0])
         seconds_logprobs = time.perf_counter() - started
         steps: list[Step] = []
         for _ in range(config.epochs):
@@ -151,13 +157,15 @@ class SRPOLearner:
         self.updates += 1
         for label in {label: None for step in steps for label in step.grad_norm}:
             self._versions[label] += 1
-            self.policies[label].load_weights(None, self._versions[label])
+            weights = self._scorers[label].weights()
+            if self.ranks.leads:  # the one that samples
+                self.policies[label].load_weights(weights, self._versions[label])
         metrics = {
             **step_metrics(steps, batch, config),
             **batch_metrics(batch, sampled, estimated.by_row(batch), entropy, signal(batch, config), config),
             **{"lr" if len(lr) == 1 else f"lr/policy={label}": rate for label, rate in lr.items()},
         }
-        self._watch.see(self.updates, metrics.get("clip_fraction_off_policy", math.nan), config.length_norm)
+        self._watch.see(self.updates, metrics)
         seconds_logprobs += sum(step.seconds_logprobs for step in steps)
         return metrics | {
             "seconds_logprobs": seconds_logprobs,
@@ -165,14 +173,18 @@ class SRPOLearner:
         }
 
     def save(self, folder: Path) -> None:
-        """Writes each policy as a transformers folder, and beside them optimisers, randomness and counters."""
+        """Writes each policy's model, or its adapter, and beside them optimisers, randomness and counters."""
+        if self.ranks.sharded:
+            self.ranks.tell("save", folder)
         state = {
             "updates": self.updates,
             "versions": self._versions,
-            "optimisers": {label: optimiser.state_dict() for label, optimiser in self._optimisers.items()},
+            "optimisers": {label: checkpoint.whole_state(optimiser) for label, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
+            "watch": self._watch.state(),
         }
-        checkpoint.save(folder, self.policies, state)
+        if self.ranks.leads:
+            checkpoint.save(folder, self.policies, state)
 
     def load(self, folder: Path) -> None:
         """Takes up what `save` wrote: weights, optimisers, randomness and counters.
@@ -180,12 +192,15 @@ class SRPOLearner:
         Raises:
             InvalidInput: The folder is not a checkpoint of these policies; nothing changed.
         """
+        self.ranks.tell("load", folder)
         state = checkpoint.read_state(folder, self.policies)
         self.updates, self._versions = state["updates"], dict(state["versions"])
         for label, policy in self.policies.items():
             policy.load_weights(folder / label, self._versions[label])
-            self._optimisers[label].load_state_dict(state["optimisers"][label])
+            self._scorers[label].take(policy.model)
+            checkpoint.load_state(self._optimisers[label], state["optimisers"][label])
         self._generator.set_state(state["generator"])
+        self._watch.restore(state.get("watch", {}))  # 0.1.0 wrote none
 
     def _step(self, batch: EventBatch, events: Tensor, estimated: Estimate, *, on_policy: bool) -> Step:
         part, rows = batch.select(events), batch.rows_of(events)
@@ -247,12 +262,8 @@ class SRPOLearner:
                 "update %d: policy %r is not stepped: %s (%s)", self.updates + 1, label, why, _named(part, events)
             )
             return None
-        self._optimisers[label].zero_grad(set_to_none=True)
-        for scored in self._scorers[label].score(part, rows):
-            weights = gradient[scored.rows, : scored.logprobs.shape[1]]
-            scored.logprobs.backward(weights.to(scored.logprobs))
-        parameters = self.policies[label].model.parameters()
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.training[label].grad_clip or math.inf))
+        clip = self.training[label].grad_clip or math.inf
+        norm = back_propagate(self._scorers[label], self.ranks, part, rows, gradient, clip)
         if not math.isfinite(norm):
             raise TrainingDiverged(
                 f"update {self.updates + 1}: the gradient of policy {label!r} has the norm {norm}; it must be finite. "
@@ -265,7 +276,7 @@ class SRPOLearner:
         if every is None or (self.updates + 1) % every:
             return {}
         rows = {label: self._rows(part, label) for label in self.policies}
-        return norms_by_set_size(self._scorers, rows, part, gradient)
+        return norms_by_set_size(self._scorers, self.ranks, rows, part, gradient)
 
     @torch.no_grad()
     def _fresh(
@@ -276,9 +287,10 @@ class SRPOLearner:
         parts = (
             part
             for label, scorer in (scorers or self._scorers).items()
-            for part in scorer.score(batch, self._rows(batch, label), entropy=entropy)
+            for part in scorer.score(batch, self.ranks.share(batch, self._rows(batch, label)), entropy=entropy)
         )
-        return as_grid(parts, batch.mask.shape, torch.float64 if exact else torch.float32)
+        grids = as_grid(parts, batch.mask.shape, torch.float64 if exact else torch.float32)
+        return self.ranks.total(grids[0]), self.ranks.total(grids[1]) if entropy else grids[1]
 
     def _rows(self, batch: EventBatch, label: str) -> Tensor:
         """Rows of a policy that have a sampled token."""
@@ -290,6 +302,14 @@ class SRPOLearner:
     def _lr(self, label: str) -> float:
         return learning_rate(self.training[label], self.updates, self.total_updates)
 
+    def _scorer(self, label: str, model: PreTrainedModel) -> Scorer:
+        tokens, autocast = self.config.micro_batch_tokens, self.training[label].autocast
+        if not self.ranks.sharded:
+            return Scorer(transformer(model), tokens, autocast)
+        from srpo_env.trainers.srpo.sharding import ShardedScorer  # takes seconds
+
+        return ShardedScorer(model, tokens, autocast, self.ranks)
+
     def _check_policies(self) -> None:
         if not self.policies:
             raise InvalidInput(
@@ -298,10 +318,17 @@ class SRPOLearner:
         for label in self.policies:
             if label not in self.training:
                 raise InvalidInput(f"training: policy {label!r} has no settings; give a PolicyTraining for it.")
-        if len({id(policy.model) for policy in self.policies.values()}) < len(self.policies):
+        changed = {label: trained(policy.model) for label, policy in self.policies.items()}
+        for label, parameters in changed.items():
+            if not parameters:
+                raise InvalidInput(
+                    f"policies.{label}: none of its parameters can be trained; give its `train` block a `lora`, or a "
+                    "model whose parameters require a gradient."
+                )
+        if len({id(each) for parameters in changed.values() for each in parameters}) < sum(map(len, changed.values())):
             raise InvalidInput(
                 f"policies: some of {', '.join(self.policies)} are one model, which would be stepped twice; give it "
-                "one label, and let its agents share that."
+                "one label, and let its agents share that, or give each a `lora` of its own."
             )
 
 

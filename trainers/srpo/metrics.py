@@ -63,11 +63,9 @@ def step_metrics(steps: list[Step], batch: EventBatch, config: SRPOConfig) -> di
         "approx_kl": _approx_kl(off_policy),
         "event_completeness": event_completeness(steps, batch, config.epochs),
     }
-    for label in dict.fromkeys(label for step in steps for label in step.grad_norm):
+    labels = dict.fromkeys(label for step in steps for label in step.grad_norm)
+    for label in labels:
         metrics[f"grad_norm/policy={label}"] = _mean([s.grad_norm[label] for s in steps if label in s.grad_norm])
-        metrics[f"grad_share/policy={label}"] = _mean(
-            [s.grad_norm.get(label, 0.0) ** 2 / total**2 for s in steps if (total := math.hypot(*s.grad_norm.values()))]
-        )
     for k in sorted({k for step in steps for k in step.grad_norm_by_size}):
         metrics[f"grad_norm/K={k}"] = _mean([s.grad_norm_by_size[k] for s in steps if k in s.grad_norm_by_size])
     if config.kl_coefficient:
@@ -75,6 +73,11 @@ def step_metrics(steps: list[Step], batch: EventBatch, config: SRPOConfig) -> di
             "kl_to_reference": _kl_to_reference(steps, "k3"),
             "kl_to_reference_k1": _kl_to_reference(steps, "k1"),
         }
+    if len(labels) > 1:
+        lengths = [(s.grad_norm, math.hypot(*s.grad_norm.values())) for s in steps]
+        for label in labels:
+            shares = [(norm.get(label, 0.0) / length) ** 2 for norm, length in lengths if length]
+            metrics[f"grad_share/policy={label}"] = _mean(shares)
     if all(step.found is not None for step in steps):
         metrics |= _ratios(steps) | _clip_fractions(steps, "") | _clip_fractions(off_policy, "_off_policy")
         metrics |= _by_kind(off_policy, config)

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from srpo_env.adapters import has_adapter, without_adapter
+from srpo_env.protocols import Trainable
 from srpo_env.trainers.srpo.scoring import Scorer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-class Reference:
-    """The weights that training began from: a frozen copy of each model, or the model without its LoRA.
+
+def reference_scorers(
+    policies: Mapping[str, Trainable], scorer_of: Callable[[str, PreTrainedModel], Scorer]
+) -> dict[str, Scorer]:
+    """Scorers of the weights that training began from: a frozen copy of each model, or what lies below its adapter.
 
     A learner that resumes must be made from the weights that training began from, and take up its checkpoint then.
 
     Args:
-        scorers: Those of the policies, by label, before the first update.
+        policies: By label, before the first update.
+        scorer_of: Makes the scorer of a policy's model.
     """
-
-    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
-        self._scorers = {label: _frozen(scorer) for label, scorer in scorers.items()}
-
-    @contextlib.contextmanager
-    def scorers(self) -> Iterator[Mapping[str, Scorer]]:
-        """Gives scorers of the reference; inside, a LoRA is off."""
-        with contextlib.ExitStack() as stack:
-            for scorer in self._scorers.values():
-                if _has_lora(scorer):
-                    stack.enter_context(scorer.model.disable_adapter())  # type: ignore[operator]
-            yield self._scorers
+    return {label: scorer_of(label, _beginning(policy.model)) for label, policy in policies.items()}
 
 
-def _frozen(scorer: Scorer) -> Scorer:
-    if _has_lora(scorer):
-        return scorer
-    frozen = copy.copy(scorer)
-    frozen.model = copy.deepcopy(scorer.model).requires_grad_(False).eval()
-    return frozen
-
-
-def _has_lora(scorer: Scorer) -> bool:
-    """Whether the model is peft's, whose base holds the weights that training began from."""
-    return hasattr(scorer.model, "disable_adapter")
+def _beginning(model: PreTrainedModel) -> PreTrainedModel:
+    if has_adapter(model):
+        return without_adapter(model)
+    frozen: PreTrainedModel = copy.deepcopy(model).requires_grad_(False)
+    return frozen.eval()

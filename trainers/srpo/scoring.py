@@ -88,6 +88,13 @@ class Scorer:
             at = copies[chosen].to(logprobs.device)
             yield Scored(rows[chosen], logprobs[at], None if spread is None else spread[at])
 
+    def weights(self) -> dict[str, Tensor] | None:
+        """The weights for the policy that samples; None where they are its own."""
+        return None
+
+    def take(self, model: PreTrainedModel) -> None:
+        """Takes the weights of the policy's model, where they are not the same."""
+
     def pieces(self, batch: EventBatch, rows: Tensor) -> list[Piece]:
         """Cuts rows with different contents into micro-batches, by what the model turns out to be able to."""
         if not len(rows):
