@@ -136,6 +136,10 @@ class SRPOConfig(BaseModel):
     """Advantage of a row that is compared with none: zero, or its raw return."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount of an episode's rewards."""
+    kl_coefficient: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight of the KL to the weights that training began from, added to the loss; 0: no KL, and no copy of them."""
+    kl_estimator: Literal["k3", "k2"] = "k3"
+    """What estimates it at each token, weighed as the token is in the loss."""
     objective: str | None = None
     """`module:attr` of an own objective `objective(new_logprobs, batch, advantage)` that returns the loss."""
     mini_batches: int = Field(2, ge=1)

@@ -32,7 +32,8 @@ from srpo_env.trainers.srpo.batch_advantage import Estimate, estimate, signal
 from srpo_env.trainers.srpo.batches import mini_batches
 from srpo_env.trainers.srpo.config import PRESET_KEYS, SRPOConfig
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
-from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
+from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
+from srpo_env.trainers.srpo.reference import Reference
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
 from srpo_env.trainers.srpo.watch import ClipWatch
@@ -95,6 +96,7 @@ class SRPOLearner:
                 eps=how.eps,
                 weight_decay=how.weight_decay,
             )
+        self._reference = Reference(self._scorers) if config.kl_coefficient else None
 
     @classmethod
     def settings(cls, values: Mapping[str, Any]) -> SRPOConfig:
@@ -130,6 +132,9 @@ class SRPOLearner:
             policy.model.eval()  # dropout off: the ratio of unchanged weights is 1
         fresh, entropy = self._fresh(batch, entropy=True) if recompute else (batch.sampler_logprobs, None)
         batch = replace(batch, old_logprobs=fresh)
+        if self._reference is not None:
+            with self._reference.scorers() as scorers:
+                batch = replace(batch, ref_logprobs=self._fresh(batch, scorers=scorers)[0])
         seconds_logprobs = time.perf_counter() - started
         steps: list[Step] = []
         for _ in range(config.epochs):
@@ -185,7 +190,7 @@ class SRPOLearner:
         new = part.old_logprobs if on_policy else self._fresh(part)[0]
         seconds_logprobs = time.perf_counter() - started
         leaf = new.clone().requires_grad_()
-        loss, found = self._loss(leaf, part, mine)
+        loss, found = mini_batch_loss(leaf, part, mine, self.config, self._objective)
         gradient = self._gradient(loss, leaf, part)
         norms = {}
         for label in self.policies:
@@ -207,31 +212,6 @@ class SRPOLearner:
             grad_norm=norms,
             seconds_logprobs=seconds_logprobs,
         )
-
-    def _loss(self, leaf: Tensor, part: EventBatch, estimated: Estimate) -> tuple[Tensor, SRPOLoss | None]:
-        """The loss as a function of log-probs, and what it found per unit (None for an own objective)."""
-        config, advantage = self.config, estimated.advantage
-        if self._objective is not None:
-            return self._objective(leaf, part, advantage), None
-        assert part.old_logprobs is not None
-        found = srpo_loss(
-            leaf,
-            part.old_logprobs,
-            part.mask,
-            part.event,
-            advantage,
-            clip_low=config.clip[0],
-            clip_high=config.clip[1],
-            set_norm=config.set_norm,
-            length_norm=config.length_norm,
-            ratio_level=config.ratio_level,
-            reduction=config.reduction,
-            constant_length=config.constant_length,
-            episode=part.episode,
-            num_events=part.num_events if estimated.per_member else None,
-            num_episodes=len(part.names["episode"]),
-        )
-        return found.loss, found
 
     def _gradient(self, loss: Tensor, leaf: Tensor, part: EventBatch) -> Tensor:
         """The derivative of the loss by the leaf, [M, T]; refuses what is not finite."""
@@ -274,12 +254,14 @@ class SRPOLearner:
         return norm
 
     @torch.no_grad()
-    def _fresh(self, batch: EventBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor]:
-        """[M, T] log-probs and entropies under the present weights; 0 for rows of frozen policies."""
+    def _fresh(
+        self, batch: EventBatch, *, entropy: bool = False, scorers: Mapping[str, Scorer] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[M, T] log-probs and entropies under the present weights, or other scorers'; 0 in rows of frozen policies."""
         exact = any(scorer.model.dtype == torch.float64 for scorer in self._scorers.values())
         parts = (
             part
-            for label, scorer in self._scorers.items()
+            for label, scorer in (scorers or self._scorers).items()
             for part in scorer.score(batch, self._rows(batch, label), entropy=entropy)
         )
         return as_grid(parts, batch.mask.shape, torch.float64 if exact else torch.float32)

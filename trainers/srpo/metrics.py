@@ -15,7 +15,7 @@ from torch import Tensor
 
 from srpo_env.batch import EventBatch
 from srpo_env.trainers.srpo.config import SRPOConfig
-from srpo_env.trainers.srpo.divergence import entropy_estimate, kl_per_token
+from srpo_env.trainers.srpo.divergence import KLKind, entropy_estimate, kl_per_token
 from srpo_env.trainers.srpo.estimators import GroupCount
 from srpo_env.trainers.srpo.objective import RatioLevel, SRPOLoss, srpo_loss
 
@@ -62,6 +62,11 @@ def step_metrics(steps: list[Step], batch: EventBatch, config: SRPOConfig) -> di
     }
     for label in dict.fromkeys(label for step in steps for label in step.grad_norm):
         metrics[f"grad_norm/policy={label}"] = _mean([s.grad_norm[label] for s in steps if label in s.grad_norm])
+    if config.kl_coefficient:
+        metrics |= {
+            "kl_to_reference": _kl_to_reference(steps, "k3"),
+            "kl_to_reference_k1": _kl_to_reference(steps, "k1"),
+        }
     if all(step.found is not None for step in steps):
         metrics |= _ratios(steps) | _clip_fractions(steps, "") | _clip_fractions(off_policy, "_off_policy")
         metrics |= _by_kind(off_policy, config)
@@ -153,6 +158,16 @@ def _approx_kl(steps: list[Step]) -> float:
         batch = step.batch
         assert batch.old_logprobs is not None
         parts.append(kl_per_token(batch.old_logprobs, step.new_logprobs, batch.mask)[batch.mask])
+    return _tensor_mean(_joined(parts))
+
+
+def _kl_to_reference(steps: list[Step], kind: KLKind) -> float:
+    """Mean over sampled tokens, in nats, before each step; k1 may be negative, and is for the log only."""
+    parts = []
+    for step in steps:
+        batch = step.batch
+        assert batch.ref_logprobs is not None
+        parts.append(kl_per_token(step.new_logprobs, batch.ref_logprobs, batch.mask, kind)[batch.mask])
     return _tensor_mean(_joined(parts))
 
 

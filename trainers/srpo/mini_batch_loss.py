@@ -1,0 +1,78 @@
+"""What is the loss of a mini-batch, as a function of its log-probs, by the settings?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from srpo_env.batch import EventBatch
+from srpo_env.errors import InvalidInput
+from srpo_env.trainers.srpo.batch_advantage import Estimate
+from srpo_env.trainers.srpo.config import SRPOConfig
+from srpo_env.trainers.srpo.divergence import kl_penalty
+from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
+from srpo_env.trainers.srpo.weights import token_weights
+
+OwnObjective = Callable[[Tensor, EventBatch, Tensor], Tensor]
+
+
+def mini_batch_loss(
+    new_logprobs: Tensor, batch: EventBatch, estimated: Estimate, config: SRPOConfig, own: OwnObjective | None = None
+) -> tuple[Tensor, SRPOLoss | None]:
+    """Returns the loss, and what it found per unit (None for an own objective).
+
+        loss = -J + β Σ_t W_t k(t)        β: kl_coefficient, k: kl_estimator, to the reference
+
+    Args:
+        new_logprobs: [M, T]; carries the gradient.
+        batch: A whole mini-batch with old log-probs, and the reference's where β > 0.
+        estimated: Its advantages.
+        config: Settings.
+        own: Takes the place of -J.
+
+    Raises:
+        InvalidInput: An own objective returns no loss.
+    """
+    rows: dict[str, Any] = {
+        "reduction": config.reduction,
+        "constant_length": config.constant_length,
+        "episode": batch.episode,
+        "num_events": batch.num_events if estimated.per_member else None,
+        "num_episodes": len(batch.names["episode"]),
+    }
+    if own is None:
+        assert batch.old_logprobs is not None
+        found = srpo_loss(
+            new_logprobs,
+            batch.old_logprobs,
+            batch.mask,
+            batch.event,
+            estimated.advantage,
+            clip_low=config.clip[0],
+            clip_high=config.clip[1],
+            set_norm=config.set_norm,
+            length_norm=config.length_norm,
+            ratio_level=config.ratio_level,
+            **rows,
+        )
+        loss = found.loss
+    else:
+        found, loss = None, _checked(own(new_logprobs, batch, estimated.advantage), config)
+    if config.kl_coefficient:
+        assert batch.ref_logprobs is not None
+        weight_MT = token_weights(batch.mask, batch.event, estimated.advantage, **rows)
+        kl = kl_penalty(new_logprobs, batch.ref_logprobs, weight_MT, config.kl_estimator)
+        loss = loss + config.kl_coefficient * kl
+    return loss, found
+
+
+def _checked(loss: Any, config: SRPOConfig) -> Tensor:
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    got = f"a tensor of {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise InvalidInput(
+        f"objective {config.objective!r}: it returned {got}; it returns the loss of the mini-batch, a tensor without "
+        "dimensions."
+    )
