@@ -373,7 +373,7 @@ def test_an_unscored_sibling_does_not_move_the_baseline(make: Any) -> None:  # B
         ({"sampling": Sampling(top_p=0.9)}, "recompute", "was sampled with top_p or top_k"),
         ({"sampling": Sampling(top_k=5)}, "recompute", "was sampled with top_p or top_k"),
         ({"sampling": Sampling(temperature=0)}, "recompute", "was sampled at temperature 0"),
-        ({}, "sampler", "has no log-probs, which old_logprobs: sampler needs"),
+        ({}, "sampler", "has no log-probs, which old_logprobs: sampler and tis_cap need"),
         (
             {"sampling": Sampling(temperature=0.5), "logprobs": (-1, -1), "logprobs_mode": "raw"},
             "sampler",

@@ -55,12 +55,12 @@ def _rules(batch: EventBatch, needs_logprobs: bool) -> Iterator[tuple[Tensor, st
     if needs_logprobs:
         yield (
             batch.sampler_logprobs.isnan().any(1),
-            "has no log-probs, which old_logprobs: sampler needs. Use old_logprobs: recompute",
+            "has no log-probs, which old_logprobs: sampler and tis_cap need. Use old_logprobs: recompute, no tis_cap",
         )
         yield (
             sampled & ~batch.processed & (batch.temperature != 1),
-            "has log-probs from before the temperature. Use old_logprobs: recompute, or a server that gives processed "
-            "ones",
+            "has log-probs from before the temperature. Use old_logprobs: recompute and no tis_cap, or a server that "
+            "gives processed ones",
         )
 
 

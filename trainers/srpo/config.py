@@ -151,6 +151,10 @@ class SRPOConfig(BaseModel):
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
     """Where old log-probs come from: the learner's own pass before the first step, or the sampler's record."""
 
+    tis_cap: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Largest importance weight of a unit, old log-probs against the sampler's, which multiplies its advantage; left
+    out: none. It needs the sampler's log-probs."""
+
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
@@ -171,6 +175,12 @@ class SRPOConfig(BaseModel):
             raise ValueError(f"clip is {list(self.clip)}; both distances from 1 are at least 0")
         if self.reduction == "constant" and self.constant_length is None:
             raise ValueError("reduction 'constant' needs constant_length, in tokens; set it to the longest output")
+        if self.tis_cap is not None and self.old_logprobs == "sampler":
+            raise ValueError(
+                "tis_cap weighs recomputed log-probs against the sampler's; old_logprobs 'sampler' has none"
+            )
+        if self.tis_cap is not None and self.objective is not None:
+            raise ValueError("tis_cap belongs to the objective that ships; weigh the units of an own one there")
         known = get_args(Estimator)
         if not self.own_estimator and self.estimator not in known:
             raise ValueError(

@@ -124,7 +124,7 @@ class SRPOLearner:
         batch = admit(
             batch,
             self.policies,
-            needs_logprobs=not recompute,
+            needs_logprobs=not recompute or config.tis_cap is not None,
             needs_whole_episodes=config.ratio_level == "trajectory",
         )
         estimated = estimate(batch, config, self._estimator)
@@ -187,7 +187,8 @@ class SRPOLearner:
         mine = Estimate(estimated.advantage[rows if estimated.per_member else events], estimated.per_member)
         assert part.old_logprobs is not None
         started = time.perf_counter()
-        new = part.old_logprobs if on_policy else self._fresh(part)[0]
+        skip = on_policy and self.config.tis_cap is None
+        new = part.old_logprobs if skip else self._fresh(part)[0]
         seconds_logprobs = time.perf_counter() - started
         leaf = new.clone().requires_grad_()
         loss, found = mini_batch_loss(leaf, part, mine, self.config, self._objective)

@@ -17,6 +17,7 @@ from srpo_env.batch import EventBatch
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.divergence import KLKind, entropy_estimate, kl_per_token
 from srpo_env.trainers.srpo.estimators import GroupCount
+from srpo_env.trainers.srpo.importance import truncated_importance
 from srpo_env.trainers.srpo.objective import RatioLevel, SRPOLoss, srpo_loss
 
 
@@ -227,6 +228,10 @@ def batch_metrics(
     metrics |= {f"sets/K={k}": float((sizes == k).sum()) for k in sizes.unique().tolist()}
     if config.old_logprobs == "recompute":
         metrics |= _mismatch(batch, config)
+    if config.tis_cap is not None:
+        found = truncated_importance(batch, advantage, config)
+        metrics["tis_weight_mean"] = _tensor_mean(found.weight[found.counted])
+        metrics["tis_capped"] = _tensor_mean(found.capped[found.counted])
     return metrics | _by_agent_and_node(sampled, advantage, batch.mask.any(1))
 
 

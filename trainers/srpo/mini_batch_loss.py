@@ -12,6 +12,7 @@ from srpo_env.errors import InvalidInput
 from srpo_env.trainers.srpo.batch_advantage import Estimate
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.divergence import kl_penalty
+from srpo_env.trainers.srpo.importance import truncated_importance
 from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
 from srpo_env.trainers.srpo.weights import token_weights
 
@@ -44,6 +45,7 @@ def mini_batch_loss(
     }
     if own is None:
         assert batch.old_logprobs is not None
+        weigh = config.tis_cap is not None
         found = srpo_loss(
             new_logprobs,
             batch.old_logprobs,
@@ -55,6 +57,7 @@ def mini_batch_loss(
             set_norm=config.set_norm,
             length_norm=config.length_norm,
             ratio_level=config.ratio_level,
+            importance=truncated_importance(batch, estimated.by_row(batch), config).weight if weigh else None,
             **rows,
         )
         loss = found.loss

@@ -77,6 +77,7 @@ def srpo_loss(
     num_episodes: int | None = None,
     max_log_ratio: float = MAX_LOG_RATIO,
     counts: Counts | None = None,
+    importance: Tensor | None = None,
 ) -> SRPOLoss:
     """Negative clipped surrogate of a mini-batch of active sets, or of its peers' units.
 
@@ -106,6 +107,8 @@ def srpo_loss(
         num_episodes: size of the [episodes] outputs; None reads the largest index off the device.
         max_log_ratio: where ρ stops growing, in nats.
         counts: of the whole mini-batch over all ranks (see `count`), when the rows are a part of it.
+        importance: positive factor of each unit's advantage, of the shape of the per-unit outputs; taken as a
+            constant.
 
     Returns:
         The loss, which parts sum to, and per-unit values; see `SRPOLoss`.
@@ -146,6 +149,13 @@ def srpo_loss(
         value_M = torch.where(rows.counted, advantage_M, -math.inf)
         highest = lowest.scatter_reduce(0, unit_M, value_M, "amax")
         advantage_U = torch.where(counted, highest, 0.0)
+    if importance is not None:
+        if importance.shape != advantage_U.shape:
+            raise InvalidInput(
+                f"importance: shape {list(importance.shape)} beside units of {list(advantage_U.shape)}; "
+                "it has one factor per unit. Compute it at the same ratio_level."
+            )
+        advantage_U = advantage_U * importance.detach().to(dtype)
     surrogate, ratio, clipped = clipped_surrogate(
         log_ratio, advantage_U, clip_low=clip_low, clip_high=clip_high, max_log_ratio=max_log_ratio
     )
