@@ -84,6 +84,8 @@ def test_one_number_is_both_distances() -> None:
         ({"preset": "dr_grpo"}, "learner: reduction 'constant' needs constant_length, in tokens"),
         ({"clip": 0.2, "estimator": "gruop"}, "learner: estimator 'gruop' is none of .* Did you mean 'group'?"),
         ({"clip": 0.2, "objective": "mine"}, "learner: objective 'mine' is no `module:attr`"),
+        ({"clip": 0.2, "estimator_settings": {"a": 1}}, "estimator_settings are for an own .* it is 'group'"),
+        ({"clip": 0.2, "objective_settings": {"a": 1}}, "objective_settings are for an own objective"),
         ({"clip": 0.2, "ratio_level": "sets"}, "learner: ratio_level: .* it is 'sets'"),
         ({"clip": 0.2, "mini_batches": 0}, "learner: mini_batches: .* it is 0"),
         ({"clip": 0.2, "gamma": 1.5}, "learner: gamma: .* it is 1.5"),

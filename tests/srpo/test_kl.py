@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ HOW = PolicyTraining(lr=1e-3, grad_clip=None)
 
 def one_token(make: Any, **changes: Any) -> EventBatch:
     batch = EventBatch.from_events([make.event([make.member([5])], reward=0.0)])
-    return batch.__class__(**{**{name: getattr(batch, name) for name in batch.__slots__}, **changes})
+    return replace(batch, **changes)
 
 
 @pytest.mark.parametrize(("kind", "loss", "slope"), [("k3", 0.0367879, 0.0632121), ("k2", 0.05, 0.1)])

@@ -577,6 +577,57 @@ def test_an_own_objective_without_a_gradient_steps_nothing(
     assert "the objective's gradient is 0" in caplog.text
 
 
+def test_an_own_estimator_and_objective_get_their_settings(make: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def advantage(batch, *, factor): return torch.full((batch.num_events,), float(factor))\n"
+        "def objective(new, batch, advantage, *, power=1): return (new.sum() * 0 + advantage.sum()) ** power\n"
+    )
+    config = SRPOConfig(
+        clip=0.2,
+        mini_batches=1,
+        estimator=f"{file}:advantage",
+        estimator_settings={"factor": 2},
+        objective=f"{file}:objective",
+        objective_settings={"power": 3},
+    )
+    batch = EventBatch.from_events([make.event([make.member([5])], episode=f"g/{i}") for i in range(2)])
+    assert learner_of(make.policy(make.gpt2()), config).update(batch)["loss"] == 64
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "message"),
+    [
+        (
+            "estimator",
+            {},
+            r"estimator '.*mine' can't be called with \(batch\) and estimator_settings {}: missing a required",
+        ),
+        ("estimator", {"factr": 2, "factor": 1}, "unexpected keyword argument 'factr'"),
+        ("objective", {"factor": 1}, r"can't be called with \(new_logprobs, batch, advantage\)"),
+    ],
+)
+def test_settings_that_do_not_fit_an_own_function_are_refused_before_anything_is_sampled(
+    make: Any, tmp_path: Path, key: str, settings: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def mine(batch, *, factor): ...\n")
+    config = SRPOConfig(clip=0.2, **{key: f"{file}:mine", f"{key}_settings": settings})
+    with pytest.raises(InvalidInput, match=message):
+        learner_of(make.policy(make.gpt2()), config)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("return 1.0", "it returned a float; it returns the loss"), ("return args[0].sum(1)", r"a tensor of \[6\]")],
+)
+def test_an_own_objective_must_return_a_loss(make: Any, own: Any, body: str, message: str) -> None:
+    learner = learner_of(make.policy(make.gpt2()), SRPOConfig(clip=0.2, mini_batches=1, objective=own(body)))
+    with pytest.raises(InvalidInput, match=message):
+        learner.update(EventBatch.from_events([make.event([make.member([5])] * 3, episode=f"g/{i}") for i in range(2)]))
+
+
 # ------------------------------------------------------------------------------------------ divergence
 
 

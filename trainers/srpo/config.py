@@ -90,6 +90,7 @@ PRESET_KEYS = (
     "ratio_level",
     "reduction",
     "estimator",
+    "estimator_settings",
     "ddof",
     "eps",
     "lone",
@@ -126,8 +127,10 @@ class SRPOConfig(BaseModel):
     constant_length: float | None = Field(None, gt=0, allow_inf_nan=False)
     """L in tokens, for reduction `constant`."""
     estimator: str = "group"
-    """What a return is compared with: group, group_no_std, loo, decision, agent, agent_turn, or `module:attr` of an
-    own one."""
+    """What a return is compared with: group, group_no_std, loo, decision, agent, agent_turn, or `module:attr` or
+    `./file.py:attr` of an own one, `advantage(batch, **settings)`."""
+    estimator_settings: dict[str, Any] = {}
+    """Keyword arguments of an own estimator."""
     ddof: Literal[0, 1] = 0
     """0 divides the variance by n, 1 by n - 1."""
     eps: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -141,7 +144,10 @@ class SRPOConfig(BaseModel):
     kl_estimator: Literal["k3", "k2"] = "k3"
     """What estimates it at each token, weighed as the token is in the loss."""
     objective: str | None = None
-    """`module:attr` of an own objective `objective(new_logprobs, batch, advantage)` that returns the loss."""
+    """`module:attr` or `./file.py:attr` of an own objective, `objective(new_logprobs, batch, advantage, **settings)`,
+    which returns the loss."""
+    objective_settings: dict[str, Any] = {}
+    """Keyword arguments of an own objective."""
     mini_batches: int = Field(2, ge=1)
     """Optimiser steps that a batch's events are split over."""
     epochs: int = Field(1, ge=1)
@@ -189,6 +195,10 @@ class SRPOConfig(BaseModel):
             )
         if self.objective is not None and not is_reference(self.objective):
             raise ValueError(f"objective {self.objective!r} is no `module:attr`; leave it out for the one that ships")
+        if self.estimator_settings and not self.own_estimator:
+            raise ValueError(f"estimator_settings are for an own estimator, and it is {self.estimator!r}")
+        if self.objective_settings and self.objective is None:
+            raise ValueError("objective_settings are for an own objective, and it is the one that ships")
         return self
 
     @property

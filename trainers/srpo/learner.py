@@ -25,7 +25,6 @@ from srpo_env.batch import EventBatch
 from srpo_env.config import PolicyTraining
 from srpo_env.errors import InvalidInput, TrainingDiverged
 from srpo_env.protocols import Trainable
-from srpo_env.registry import load_reference
 from srpo_env.trainers.srpo import checkpoint
 from srpo_env.trainers.srpo.admission import admit
 from srpo_env.trainers.srpo.batch_advantage import Estimate, estimate, signal
@@ -33,6 +32,7 @@ from srpo_env.trainers.srpo.batches import mini_batches
 from srpo_env.trainers.srpo.config import PRESET_KEYS, SRPOConfig
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
+from srpo_env.trainers.srpo.own import load_own
 from srpo_env.trainers.srpo.reference import Reference
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
@@ -82,8 +82,12 @@ class SRPOLearner:
         self._versions = dict.fromkeys(self.policies, 0)
         self._generator = torch.Generator().manual_seed(seed)
         self._watch = ClipWatch()
-        self._estimator = load_reference(config.estimator) if config.own_estimator else None
-        self._objective = None if config.objective is None else load_reference(config.objective)
+        self._estimator = self._objective = None
+        if config.own_estimator:
+            self._estimator = load_own("estimator", config.estimator, config.estimator_settings, "batch")
+        if config.objective is not None:
+            arguments = ("new_logprobs", "batch", "advantage")
+            self._objective = load_own("objective", config.objective, config.objective_settings, *arguments)
         self._scorers: dict[str, Scorer] = {}
         self._optimisers: dict[str, torch.optim.Optimizer] = {}
         for label, policy in self.policies.items():

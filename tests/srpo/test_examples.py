@@ -1,0 +1,62 @@
+"""Do the examples do what they say, and train where they are named in a recipe?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from srpo_env import train
+from srpo_env.batch import EventBatch
+from srpo_env.registry import load_reference
+from srpo_env.runs import read_metrics
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SMALL = ["tasks.eval.size=4", "rollout.tasks_per_batch=4", "updates=2"]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "setting"),
+    [("estimator", "own_advantage.py:rank", "power=2"), ("objective", "own_objective.py:capped", "cap=1.5")],
+)
+def test_an_own_piece_trains_by_two_overrides_of_a_recipe(tmp_path: Path, key: str, name: str, setting: str) -> None:
+    mine = [f"learner.{key}={EXAMPLES / name}", f"learner.{key}_settings.{setting}", f"run={tmp_path / 'run'}"]
+    result = train("arithmetic_tiny", [*SMALL, *mine])
+    updates = [line["metrics"] for line in read_metrics(Path(result.run)) if line["kind"] == "update"]
+    assert [line["steps"] for line in updates] == [2, 2]
+    assert all(line["grad_norm"] > 0 for line in updates)
+
+
+def test_ranks_count_each_episode_once_and_lie_between_minus_1_and_1(make: Any) -> None:
+    returns = [0.0, 3.0, 1.0, 1.0, 100.0, None]
+    events = [
+        make.event(
+            [make.member()], episode=f"g/{i}", step=step, reward=each if step == last else 0.0, terminated=step == last
+        )
+        for i, each in enumerate(returns)
+        for last in [2 if i == 0 else 0]
+        for step in range(last + 1)
+    ]
+    rank = load_reference(f"{EXAMPLES / 'own_advantage.py'}:rank")
+    batch = EventBatch.from_events(events)
+    assert rank(batch).tolist() == pytest.approx([-1, -1, -1, 0.5, -1 / 3, -1 / 3, 1, math.nan], nan_ok=True)
+    assert rank(batch, power=2).tolist() == pytest.approx([-1, -1, -1, 0.25, -1 / 9, -1 / 9, 1, math.nan], nan_ok=True)
+
+
+def test_the_capped_objective_by_hand(make: Any) -> None:
+    """Two sets of one token, ratios e and 1; A = 1 and -2; a third is unscored."""
+    events = [make.event([make.member([5])], episode=f"g/{i}") for i in range(3)]
+    batch = EventBatch.from_events(events)
+    old = torch.where(batch.mask, torch.tensor([[-2.0], [-1.0], [-1.0]]), 0.0)
+    new = torch.where(batch.mask, -1.0, 0.0).requires_grad_()
+    capped = load_reference(f"{EXAMPLES / 'own_objective.py'}:capped")
+    batch = replace(batch, old_logprobs=old)
+    loss = capped(new, batch, torch.tensor([1.0, -2.0, math.nan]), cap=1.5)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-(1.5 * 1 * -1 + 1 * -2 * -1) / 2)
+    assert new.grad is not None
+    assert new.grad[:, 2].tolist() == pytest.approx([-0.75, 1, 0])
