@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+import srpo_env
 from srpo_env import train
+from srpo_env.agents import LocalPolicy
 from srpo_env.batch import EventBatch
+from srpo_env.config import PolicyTraining
 from srpo_env.registry import load_reference
 from srpo_env.runs import read_metrics
+from srpo_env.trainers.srpo import SRPOConfig, SRPOLearner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ["tasks.eval.size=4", "rollout.tasks_per_batch=4", "updates=2"]
@@ -60,3 +64,26 @@ def test_the_capped_objective_by_hand(make: Any) -> None:
     assert float(loss.detach()) == pytest.approx(-(1.5 * 1 * -1 + 1 * -2 * -1) / 2)
     assert new.grad is not None
     assert new.grad[:, 2].tolist() == pytest.approx([-0.75, 1, 0])
+
+
+def test_by_hand_ends_with_the_parameters_of_the_learner() -> None:
+    log = srpo_env.rollout(
+        "tiny/parallel_proposers", policies=LocalPolicy("tiny_arithmetic"), episodes=32, group_size=8
+    )
+    policies = [LocalPolicy("tiny_arithmetic") for _ in range(2)]
+    start = {name: each.detach().clone() for name, each in policies[0].model.named_parameters()}
+    config = SRPOConfig(clip=0.2, length_norm="sum", micro_batch_tokens=2048)
+    how = PolicyTraining(lr=1e-3)
+    SRPOLearner(config, policies[0], training=how, seed=5).update(log.batch())
+    update = load_reference(f"{EXAMPLES / 'by_hand.py'}:update")
+    optimiser = torch.optim.AdamW(policies[1].model.parameters(), lr=1e-3, weight_decay=0.0)
+    assert len(list(update(policies[1].model, optimiser, log.batch(), torch.Generator().manual_seed(5)))) == 2
+    expected, found = (dict(each.model.named_parameters()) for each in policies)
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+    assert not any(torch.equal(found[name], each) for name, each in start.items())
+
+
+def test_by_hand_runs_and_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    load_reference(f"{EXAMPLES / 'by_hand.py'}:main")()
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [f"batch {i}" for i in range(3)]
+    assert len((EXAMPLES / "by_hand.py").read_text().splitlines()) <= 120
