@@ -48,8 +48,10 @@ def test_what_else_the_table_says() -> None:
     assert (preset("srpo").set_norm, preset("srpo").length_norm) == ("sqrt", "mean")
     assert preset("gspo").length_norm == "mean"
     assert preset("rloo").length_norm == "sum"
-    assert preset("dr_mas").lone == "raw"
-    assert all(preset(row[0]).lone == "zero" for row in TABLE if row[0] != "dr_mas")
+    assert (preset("dr_mas").lone, preset("dr_mas").per_policy) == ("raw", True)
+    others = [preset(row[0]) for row in TABLE if row[0] != "dr_mas"]
+    assert all((each.lone, each.per_policy) == ("zero", False) for each in others)
+    assert all(preset(row[0]).invalid_penalty == 0 for row in TABLE)
 
 
 def test_every_key_that_a_preset_sets_is_dropped_by_an_override_of_it() -> None:
@@ -84,6 +86,11 @@ def test_one_number_is_both_distances() -> None:
         ({"preset": "dr_grpo"}, "learner: reduction 'constant' needs constant_length, in tokens"),
         ({"clip": 0.2, "estimator": "gruop"}, "learner: estimator 'gruop' is none of .* Did you mean 'group'?"),
         ({"clip": 0.2, "objective": "mine"}, "learner: objective 'mine' is no `module:attr`"),
+        (
+            {"clip": 0.2, "per_policy": True},
+            "per_policy with ratio_level 'set', whose units may hold members of several",
+        ),
+        ({"clip": 0.2, "invalid_penalty": -1}, "learner: invalid_penalty: .* it is -1"),
         ({"clip": 0.2, "estimator_settings": {"a": 1}}, "estimator_settings are for an own .* it is 'group'"),
         ({"clip": 0.2, "objective_settings": {"a": 1}}, "objective_settings are for an own objective"),
         ({"clip": 0.2, "ratio_level": "sets"}, "learner: ratio_level: .* it is 'sets'"),

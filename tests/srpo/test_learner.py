@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from srpo_env.batch import EventBatch
 from srpo_env.config import PolicyTraining
 from srpo_env.errors import InvalidInput, TrainingDiverged, Untrainable
 from srpo_env.records import Sampling
+from srpo_env.trainers.srpo.batch_advantage import Estimate
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.learner import SRPOLearner
+from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer
 
@@ -552,10 +555,36 @@ def test_rows_of_one_member_do_not_confuse_the_token_level(make: Any) -> None:
     assert metrics["clip_fraction_high/K=1"] >= 0
 
 
-def test_dr_mas_counts_per_policy_and_so_takes_one(make: Any) -> None:
-    policies = {label: make.policy(make.gpt2()) for label in "ab"}
-    with pytest.raises(InvalidInput, match="preset 'dr_mas' counts tokens per policy"):
-        learner_of(policies, SRPOConfig(preset="dr_mas"))
+def test_dr_mas_steps_each_policy_as_if_it_had_been_trained_alone(make: Any) -> None:
+    """Its units are tokens and its counts are a policy's own, so what others sampled does not enter."""
+    batch, config = make.batch(9, policies=("a", "b")), SRPOConfig(preset="dr_mas", mini_batches=1)
+    both = one_update(learner_of({label: make.policy(make.gpt2(i)) for i, label in enumerate("ab")}, config), batch)
+    for i, label in enumerate("ab"):
+        alone = one_update(learner_of({label: make.policy(make.gpt2(i))}, config), batch)
+        assert difference({name: both[name] for name in alone}, alone) < 1e-12
+    config = config.model_copy(update={"per_policy": False})
+    pooled = one_update(learner_of({label: make.policy(make.gpt2(i)) for i, label in enumerate("ab")}, config), batch)
+    assert difference(pooled, both) > 0.1
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_counts_per_policy_by_hand(make: Any, kl: float) -> None:
+    """One event, A = 1, ratio 1: policy a sampled 4 tokens in two rows, b 2 in one; 1/4 and 1/2 are their weights."""
+    members = [make.member([5, 6, 7], policy="a"), make.member([5], policy="a"), make.member([8, 9], policy="b")]
+    batch = EventBatch.from_events([make.event(members)])
+    new = torch.where(batch.mask, -1.0, 0.0).requires_grad_()
+    batch = replace(batch, old_logprobs=new.detach(), ref_logprobs=new.detach() + batch.mask * math.log(2))
+    config = SRPOConfig(preset="dr_mas", kl_coefficient=kl)
+    loss, _ = mini_batch_loss(new, batch, Estimate(torch.ones(3), per_member=True), config)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-2 + kl * 2 * (1 - math.log(2)))
+    slope = -1 + kl * -1  # k3 falls by exp(d) - 1 where d = log 2
+    assert new.grad is not None
+    assert new.grad[:, 2:].tolist() == [
+        pytest.approx([slope / 4] * 3),
+        pytest.approx([slope / 4, 0, 0]),
+        pytest.approx([slope / 2] * 2 + [0]),
+    ]
 
 
 def test_an_own_objective_is_descended(make: Any, own: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +38,9 @@ class Estimate(NamedTuple):
 def estimate(batch: EventBatch, config: SRPOConfig, own: OwnEstimator | None = None) -> Estimate:
     """Advantages by the estimator of the settings, or by an own one.
 
+    Each trained output that could not be parsed costs `invalid_penalty`: as a part of its event's reward, and so of the
+    episode's return; where an estimator compares members, off the return of its own row alone.
+
     Raises:
         InvalidInput: An own estimator gives no [E] or [M]; or, at level set or trajectory, a unit has several.
     """
@@ -45,7 +49,7 @@ def estimate(batch: EventBatch, config: SRPOConfig, own: OwnEstimator | None = N
         values = advantages(returns, **keys, ddof=config.ddof, eps=config.eps, lone=config.lone)
         found = Estimate(values, config.estimator in _PER_MEMBER)
     else:
-        found = _checked(own(batch), batch, config.estimator)
+        found = _checked(own(_with_penalties(batch, config)), batch, config.estimator)
     if config.ratio_level in ("set", "trajectory"):
         _check_units(found, batch, config)
     return found
@@ -61,13 +65,25 @@ def signal(batch: EventBatch, config: SRPOConfig) -> GroupCount | None:
 
 def _compared(batch: EventBatch, config: SRPOConfig) -> tuple[Tensor, dict[str, Any]]:
     """The return of each row, and the keys that it is compared by."""
-    returns = batch.returns(config.gamma)
-    keys: dict[str, Any] = {"group": batch.group, "episode": batch.episode}
-    if config.estimator in _PER_MEMBER:
-        of_row = batch.event
-        returns, keys = returns[of_row], {name: key[of_row] for name, key in keys.items()}
-        return returns, keys | {"method": config.estimator, "agent": batch.agent, "turn": batch.turn}
-    return returns, keys | {"method": config.estimator, "node": batch.node, "visit": batch.visit}
+    keys: dict[str, Any] = {"method": config.estimator, "group": batch.group, "episode": batch.episode}
+    if config.estimator not in _PER_MEMBER:
+        keys |= {"node": batch.node, "visit": batch.visit}
+        return _with_penalties(batch, config).returns(config.gamma), keys
+    keys |= {"group": batch.group[batch.event], "episode": batch.episode[batch.event]}
+    keys |= {"agent": batch.agent, "turn": batch.turn}
+    return batch.returns(config.gamma)[batch.event] - _penalties(batch, config), keys
+
+
+def _with_penalties(batch: EventBatch, config: SRPOConfig) -> EventBatch:
+    """The batch with its members' penalties taken off the rewards of their events."""
+    if not config.invalid_penalty:
+        return batch
+    return replace(batch, reward=batch.reward.index_add(0, batch.event, _penalties(batch, config), alpha=-1))
+
+
+def _penalties(batch: EventBatch, config: SRPOConfig) -> Tensor:
+    """[M] what each row costs; nothing for those that are not trained."""
+    return config.invalid_penalty * (batch.mask.any(1) & ~batch.parse_ok).double()
 
 
 def _checked(values: Any, batch: EventBatch, name: str) -> Estimate:

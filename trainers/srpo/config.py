@@ -63,6 +63,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "ddof": 1,
         "eps": 1e-6,
         "lone": "raw",
+        "per_policy": True,
         "clip": 0.2,
     },
     "at_grpo": {
@@ -94,6 +95,7 @@ PRESET_KEYS = (
     "ddof",
     "eps",
     "lone",
+    "per_policy",
     "constant_length",
 )
 """Keys of a file that an override of `learner.preset` drops first."""
@@ -101,8 +103,6 @@ PRESET_KEYS = (
 
 class SRPOConfig(BaseModel):
     """Settings of `SRPOLearner`.
-
-    `dr_mas` counts tokens per policy, so it is for one trained policy; a penalty for invalid outputs is the reward's.
 
     Example:
         >>> SRPOConfig(preset="dapo").clip
@@ -124,6 +124,9 @@ class SRPOConfig(BaseModel):
     """Whether a member's log-ratio is the mean or the sum over its tokens."""
     reduction: Reduction = "event"
     """How units make one loss: event, episode, member, token or constant."""
+    per_policy: bool = False
+    """Counts each policy's rows apart, as if each had a loss of its own and these were added; for levels member and
+    token, whose units are of one policy."""
     constant_length: float | None = Field(None, gt=0, allow_inf_nan=False)
     """L in tokens, for reduction `constant`."""
     estimator: str = "group"
@@ -139,6 +142,9 @@ class SRPOConfig(BaseModel):
     """Advantage of a row that is compared with none: zero, or its raw return."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount of an episode's rewards."""
+    invalid_penalty: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """What each trained output that could not be parsed costs: the episode's return, or that of its own row alone where
+    the estimator compares members (agent, agent_turn)."""
     kl_coefficient: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight of the KL to the weights that training began from, added to the loss; 0: no KL, and no copy of them."""
     kl_estimator: Literal["k3", "k2"] = "k3"
@@ -181,6 +187,11 @@ class SRPOConfig(BaseModel):
             raise ValueError(f"clip is {list(self.clip)}; both distances from 1 are at least 0")
         if self.reduction == "constant" and self.constant_length is None:
             raise ValueError("reduction 'constant' needs constant_length, in tokens; set it to the longest output")
+        if self.per_policy and self.ratio_level in ("set", "trajectory"):
+            raise ValueError(
+                f"per_policy with ratio_level {self.ratio_level!r}, whose units may hold members of several policies; "
+                "use 'member' or 'token', or leave it out"
+            )
         if self.tis_cap is not None and self.old_logprobs == "sampler":
             raise ValueError(
                 "tis_cap weighs recomputed log-probs against the sampler's; old_logprobs 'sampler' has none"

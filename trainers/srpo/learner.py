@@ -294,11 +294,6 @@ class SRPOLearner:
                 f"policies: some of {', '.join(self.policies)} are one model, which would be stepped twice; give it "
                 "one label, and let its agents share that."
             )
-        if self.config.preset == "dr_mas" and len(self.policies) > 1:
-            raise InvalidInput(
-                f"preset 'dr_mas' counts tokens per policy, and this learner over all of {', '.join(self.policies)}; "
-                "train one policy with it, or use preset 'dapo'."
-            )
 
 
 def _named(batch: EventBatch, events: Tensor) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from srpo_env.batch import EventBatch
@@ -26,6 +27,8 @@ def mini_batch_loss(
 
         loss = -J + β Σ_t W_t k(t)        β: kl_coefficient, k: kl_estimator, to the reference
 
+    With `per_policy`, W_t counts the rows of the token's policy only.
+
     Args:
         new_logprobs: [M, T]; carries the gradient.
         batch: A whole mini-batch with old log-probs, and the reference's where β > 0.
@@ -36,6 +39,7 @@ def mini_batch_loss(
     Raises:
         InvalidInput: An own objective returns no loss.
     """
+    advantage = estimated.advantage
     rows: dict[str, Any] = {
         "reduction": config.reduction,
         "constant_length": config.constant_length,
@@ -43,15 +47,16 @@ def mini_batch_loss(
         "num_events": batch.num_events if estimated.per_member else None,
         "num_episodes": len(batch.names["episode"]),
     }
-    if own is None:
+
+    def surrogate(mask: Tensor) -> SRPOLoss:
         assert batch.old_logprobs is not None
         weigh = config.tis_cap is not None
-        found = srpo_loss(
+        return srpo_loss(
             new_logprobs,
             batch.old_logprobs,
-            batch.mask,
+            mask,
             batch.event,
-            estimated.advantage,
+            advantage,
             clip_low=config.clip[0],
             clip_high=config.clip[1],
             set_norm=config.set_norm,
@@ -60,15 +65,25 @@ def mini_batch_loss(
             importance=truncated_importance(batch, estimated.by_row(batch), config).weight if weigh else None,
             **rows,
         )
-        loss = found.loss
+
+    masks = _masks(batch) if config.per_policy else [batch.mask]
+    if own is None:
+        found = surrogate(batch.mask)
+        loss = found.loss if len(masks) == 1 else torch.stack([surrogate(mask).loss for mask in masks]).sum()
     else:
-        found, loss = None, _checked(own(new_logprobs, batch, estimated.advantage), config)
+        found, loss = None, _checked(own(new_logprobs, batch, advantage), config)
     if config.kl_coefficient:
         assert batch.ref_logprobs is not None
-        weight_MT = token_weights(batch.mask, batch.event, estimated.advantage, **rows)
+        weight_MT = torch.stack([token_weights(mask, batch.event, advantage, **rows) for mask in masks]).sum(0)
         kl = kl_penalty(new_logprobs, batch.ref_logprobs, weight_MT, config.kl_estimator)
         loss = loss + config.kl_coefficient * kl
     return loss, found
+
+
+def _masks(batch: EventBatch) -> list[Tensor]:
+    """[M, T] the sampled tokens of each policy: its rows alone are counted in its weights."""
+    policies = batch.policy[batch.mask.any(1)].unique()
+    return [batch.mask & (batch.policy == each).unsqueeze(1) for each in policies] or [batch.mask]
 
 
 def _checked(loss: Any, config: SRPOConfig) -> Tensor:
