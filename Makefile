@@ -15,13 +15,13 @@ TORCH_INDEX = $(shell nvidia-smi -L >/dev/null 2>&1 || echo --extra-index-url ht
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: train test figures slow lint types smollm2 install clean
+.PHONY: train test figures slow peers lint types smollm2 install clean
 
 train: $(STAMP)
 	$(BIN)/srpo-env train
 
 # One thread a process: two that spin beside another process are slower than one.
-test figures slow: export OMP_NUM_THREADS ?= 1
+test figures slow peers: export OMP_NUM_THREADS ?= 1
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
@@ -32,6 +32,11 @@ figures: $(STAMP)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 0 $(ARGS)
+
+# The presets against the own losses and advantages of TRL and verl, each in an environment of its own.
+peers: $(STAMP)
+	PYTHON=$(PYTHON) dev/peers.sh $(TORCH_INDEX)
+	$(BIN)/python -m pytest -m peers tests/peers --timeout 0 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check
