@@ -80,6 +80,22 @@ def test_a_run_can_be_repeated_to_the_bit(run: TrainResult, tmp_path: Path) -> N
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next_one(tmp_path: Path) -> None:  # B049
+    settings = ["tasks.train.size=4", "tasks.eval.size=4", "rollout.tasks_per_batch=2"]
+    settings.append("policies.main.train.schedule=constant")
+    whole = train("arithmetic_tiny", [*settings, "updates=4", f"run={tmp_path / 'whole'}"])
+    train("arithmetic_tiny", [*settings, "updates=2", f"run={tmp_path / 'part'}"])
+    resumed = train(tmp_path / "part", ["updates=4"], resume=True)
+    tasks = [
+        [sorted({event.task for event in EventLog(each.run) if event.batch == f"update-{n}"}) for n in (1, 2, 3, 4)]
+        for each in (whole, resumed)
+    ]
+    assert tasks[0] == tasks[1]
+    assert sorted(tasks[1][0] + tasks[1][1]) == sorted(tasks[1][2] + tasks[1][3])  # each epoch has every task once
+    weights = [Path(each.checkpoint) / "main" / "model.safetensors" for each in (whole, resumed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 def key(event: object) -> tuple[str, str, int]:
     return event.batch, event.episode, event.step  # type: ignore[attr-defined]
 

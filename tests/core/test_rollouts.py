@@ -340,6 +340,13 @@ def test_a_row_seed_depends_on_the(other: tuple[int, str, RequestKey]) -> None:
     assert seed_of(*other) != seed_of(0, "g", RequestKey(0, 0, 0, 0))
 
 
+def test_runs_of_neighbouring_seeds_share_no_stream() -> None:  # B053
+    """With seed + index, the second episode of run 7 would be the first of run 8."""
+    streams = [seed_of(seed, "g", RequestKey(0, episode, 0, 0)) for seed in (7, 8) for episode in range(4)]
+    assert len(set(streams)) == 8
+    assert streams[:4] == [seed_of(7, "g", RequestKey(0, episode, 0, 0)) for episode in range(4)]
+
+
 def test_sampling_settings_reach_the_policy_and_the_record(scripted: Any) -> None:
     policy = scripted(lambda request: "4")
     log = play("single_agent", policy, episodes=1, group_size=1, sampling=Sampling(temperature=0.25))

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import srpo_env
+from srpo_env.agents import LocalPolicy
 from srpo_env.batch import EventBatch
 from srpo_env.config import PolicyTraining
 from srpo_env.errors import InvalidInput, TrainingDiverged, Untrainable
@@ -749,6 +751,40 @@ def test_each_policys_gradient_is_clipped_on_its_own(make: Any) -> None:
     free = norms(a=None, b=None)
     clipped = norms(a=free["a"] / 10, b=free["b"] * 10)
     assert clipped == pytest.approx({"a": free["a"] / 10, "b": free["b"]}, rel=1e-5)
+
+
+def test_the_gradients_norm_by_set_size_is_that_of_their_events_alone(make: Any) -> None:
+    """One graph for the events of each size, with the weights of the whole mini-batch; and only every second update."""
+    batch, config = (
+        make.batch(9, policies=("a", "b")),
+        config_of("set", "event", "sqrt", "mean", grad_norm_by_k_every=2, clip=99.0),
+    )
+
+    def made(**changes: Any) -> SRPOLearner:
+        policies = {label: make.policy(make.gpt2(i)) for i, label in enumerate("ab")}
+        return learner_of(
+            policies, config.model_copy(update=changes), training=PolicyTraining(lr=1e-30, grad_clip=None)
+        )
+
+    learner = made()
+    assert not any("grad_norm/K" in name for name in learner.update(batch))
+    found = learner.update(batch)
+    size = torch.bincount(batch.event[batch.mask.any(1)], minlength=batch.num_events)
+    for k in (1, 2, 3):
+        own = replace(batch, mask=batch.mask & (size == k)[batch.event].unsqueeze(1))
+        share = int((size == k).sum()) / int((size > 0).sum())  # its own mean over events is over fewer of them
+        alone = made().update(own)["grad_norm"]
+        assert found[f"grad_norm/K={k}"] == pytest.approx(alone * share, rel=1e-9)
+    assert found["grad_norm"] == pytest.approx(made().update(batch)["grad_norm"], rel=1e-9)
+
+
+def test_a_tempered_sample_has_ratio_1_under_the_weights_that_sampled_it() -> None:  # B024
+    policy = LocalPolicy("tiny_arithmetic")
+    sampling = Sampling(temperature=0.5, max_tokens=6)
+    log = srpo_env.rollout("tiny/parallel_proposers", policies=policy, episodes=16, group_size=8, sampling=sampling)
+    config = SRPOConfig(clip=0.2, length_norm="sum", mini_batches=1, old_logprobs="sampler")
+    found = SRPOLearner(config, policy).update(log.batch())
+    assert (found["ratio_min"], found["ratio_max"]) == pytest.approx((1, 1), abs=1e-4)
 
 
 def test_one_model_under_two_labels_is_refused(make: Any) -> None:

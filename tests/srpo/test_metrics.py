@@ -167,6 +167,7 @@ def test_norms_are_over_the_steps_that_were_taken(make: Any) -> None:
     found = step_metrics(steps, batch, config)
     assert (found["grad_norm"], found["grad_norm_max"], found["steps"]) == (3.0, 5.0, 2)
     assert (found["grad_norm/policy=main"], found["grad_norm/policy=other"]) == (2.0, 4.0)
+    assert (found["grad_share/policy=main"], found["grad_share/policy=other"]) == pytest.approx((0.68, 0.32))
     assert found["event_completeness"] == 1.0
 
 

@@ -121,6 +121,15 @@ def test_bf16_logits_go_through_a_float32_softmax(make: Any) -> None:  # B026
     assert logprobs[0, 1:].tolist() == pytest.approx([-0.7130, -0.8130, -2.7130], abs=6e-3)
 
 
+def test_a_thousand_bf16_tokens_add_up_to_no_ratio(make: Any) -> None:  # B026
+    """A log-softmax in bf16 is off by 0.006 a token: e^6 for this member."""
+    logits = torch.tensor([[2.0, 1.9, 0.0]], dtype=torch.bfloat16)
+    batch = one_row(make, [0] * 1000, [0])
+    logprobs, _ = scores(Scorer(Table(logits.repeat(1001, 1))), batch)  # type: ignore[arg-type]
+    exact = float(torch.log_softmax(logits[0].double(), dim=0)[0])
+    assert float(logprobs.double().sum()) == pytest.approx(1000 * exact, abs=1e-3)
+
+
 def test_bf16_autocast_keeps_float32_log_probs(make: Any, plain: Any) -> None:
     scorer = Scorer(make.qwen3().eval(), autocast="bfloat16")
     assert worst(scorer, make.batch(1), plain) < 0.3

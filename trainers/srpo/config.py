@@ -160,6 +160,8 @@ class SRPOConfig(BaseModel):
     """Passes over a batch."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Most tokens, padding included, of one forward pass; it changes memory and speed only."""
+    grad_norm_by_k_every: int | None = Field(None, ge=1)
+    """Logs the gradient's norm by set size at every so many updates, for an extra backward pass; left out: never."""
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
     """Where old log-probs come from: the learner's own pass before the first step, or the sampler's record."""
 

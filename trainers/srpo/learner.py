@@ -30,6 +30,7 @@ from srpo_env.trainers.srpo.admission import admit
 from srpo_env.trainers.srpo.batch_advantage import Estimate, estimate, signal
 from srpo_env.trainers.srpo.batches import mini_batches
 from srpo_env.trainers.srpo.config import PRESET_KEYS, SRPOConfig
+from srpo_env.trainers.srpo.gradient_by_size import norms_by_set_size
 from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
 from srpo_env.trainers.srpo.own import load_own
@@ -197,7 +198,7 @@ class SRPOLearner:
         leaf = new.clone().requires_grad_()
         loss, found = mini_batch_loss(leaf, part, mine, self.config, self._objective)
         gradient = self._gradient(loss, leaf, part)
-        norms = {}
+        norms, norms_by_size = {}, self._norms_by_size(part, gradient)
         for label in self.policies:
             norm = self._backward(label, part, gradient, mine)
             if norm is not None:
@@ -215,6 +216,7 @@ class SRPOLearner:
             found=found,
             new_logprobs=new,
             grad_norm=norms,
+            grad_norm_by_size=norms_by_size,
             seconds_logprobs=seconds_logprobs,
         )
 
@@ -257,6 +259,13 @@ class SRPOLearner:
                 f"It came from {_named(part, part.event[rows])}; nothing was changed by it."
             )
         return norm
+
+    def _norms_by_size(self, part: EventBatch, gradient: Tensor) -> dict[int, float]:
+        every = self.config.grad_norm_by_k_every
+        if every is None or (self.updates + 1) % every:
+            return {}
+        rows = {label: self._rows(part, label) for label in self.policies}
+        return norms_by_set_size(self._scorers, rows, part, gradient)
 
     @torch.no_grad()
     def _fresh(

@@ -33,6 +33,7 @@ class Step:
         found: Per-unit values; None for an own objective.
         new_logprobs: [m, T] before the step.
         grad_norm: Norm of each stepped policy's gradient before it was clipped.
+        grad_norm_by_size: Norm of what the sets of each size bring to it, where asked for.
         seconds_logprobs: Time spent on fresh log-probs.
     """
 
@@ -43,6 +44,7 @@ class Step:
     found: SRPOLoss | None
     new_logprobs: Tensor
     grad_norm: dict[str, float] = field(default_factory=dict)
+    grad_norm_by_size: dict[int, float] = field(default_factory=dict)
     seconds_logprobs: float = 0.0
 
 
@@ -63,6 +65,11 @@ def step_metrics(steps: list[Step], batch: EventBatch, config: SRPOConfig) -> di
     }
     for label in dict.fromkeys(label for step in steps for label in step.grad_norm):
         metrics[f"grad_norm/policy={label}"] = _mean([s.grad_norm[label] for s in steps if label in s.grad_norm])
+        metrics[f"grad_share/policy={label}"] = _mean(
+            [s.grad_norm.get(label, 0.0) ** 2 / total**2 for s in steps if (total := math.hypot(*s.grad_norm.values()))]
+        )
+    for k in sorted({k for step in steps for k in step.grad_norm_by_size}):
+        metrics[f"grad_norm/K={k}"] = _mean([s.grad_norm_by_size[k] for s in steps if k in s.grad_norm_by_size])
     if config.kl_coefficient:
         metrics |= {
             "kl_to_reference": _kl_to_reference(steps, "k3"),
