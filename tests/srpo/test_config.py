@@ -173,3 +173,10 @@ def test_srpo_by_override_of_a_peers_recipe_must_be_given_a_clip(tmp_path: Path)
     recipe = load_recipe(file, ["learner.preset=srpo"])
     with pytest.raises(InvalidRecipe, match="clip is missing"):
         SRPOConfig.checked(recipe.learner)
+
+
+def test_the_page_on_the_learner_names_every_setting_and_preset() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "learner.md").read_text(encoding="utf-8")
+    assert [name for name in SRPOConfig.model_fields if name not in page] == []
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
+    assert all(row[1] in rows[row[0]] and row[2] in rows[row[0]] and row[3] in rows[row[0]] for row in TABLE)
