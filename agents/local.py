@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from srpo_env.agents.chat import Chat
+from srpo_env.agents.limits import output_limit
 from srpo_env.agents.settings import checked
 from srpo_env.errors import ContextExceeded, PolicyError
 from srpo_env.models import Dtype, LoadedModel, load_model, resolve_model
@@ -281,25 +282,15 @@ class LocalPolicy:
             for index, request in enumerate(call.requests):
                 try:
                     prompt = self._chat.prompt_ids(request.messages)
-                    limit = self._limit(prompt, request.sampling.max_tokens)
+                    limit = output_limit(
+                        len(prompt), request.sampling.max_tokens, self._loaded.context_length, self.name
+                    )
                 except (PolicyError, ContextExceeded) as error:
                     call.ready[index] = error
                     continue
                 owner = (call, index)
                 row = Row(prompt, request.sampling, limit, request.seed, owner, began=call.began)
                 self._generator.add([row])
-
-    def _limit(self, prompt: tuple[int, ...], max_tokens: int) -> int:
-        """Returns how many tokens the output may have."""
-        context = self._loaded.context_length
-        if not prompt:
-            raise PolicyError("the chat template makes an empty prompt of these messages; write a prompt.")
-        if len(prompt) >= context:
-            raise ContextExceeded(
-                f"a prompt of {len(prompt)} tokens leaves no room for an output in the context of {context} tokens of "
-                f"policy {self.name!r}; shorten what the agent sees or take a model with a longer context."
-            )
-        return min(max_tokens, context - len(prompt))
 
     def _advance(self) -> None:
         """Makes one step and hands out what is done."""

@@ -18,7 +18,7 @@ from srpo_env.registry import load, registered
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -105,7 +105,7 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else min(stop_ids)
-    return LoadedModel(model.to(where), tokenizer, _context_length(model, tokenizer), stop_ids, where)
+    return LoadedModel(model.to(where), tokenizer, _context_length(model.config, tokenizer), stop_ids, where)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -129,6 +129,24 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             "take an instruction-tuned model, or put a chat_template.jinja into the folder."
         )
     return tokenizer
+
+
+def load_context_length(name: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns a model's context length without loading its weights.
+
+    Args:
+        name: As for `resolve_model`.
+        tokenizer: The model's.
+
+    Raises:
+        MissingModel, UnknownName: As for `load_model`.
+    """
+    from transformers import AutoConfig
+
+    place = resolve_model(name)
+    with _loading(name):
+        config = AutoConfig.from_pretrained(place)
+    return _context_length(config, tokenizer)
 
 
 @contextmanager
@@ -191,8 +209,8 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fro
     return frozenset(stop for stop in stops if stop is not None)
 
 
-def _context_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    config = model.config.get_text_config()
+def _context_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    config = config.get_text_config()
     length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     # A tokenizer without a limit of its own reports 1e30.
     limits = [int(limit) for limit in (length, tokenizer.model_max_length) if limit and limit < 1e9]

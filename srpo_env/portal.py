@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,15 +26,22 @@ def on_background_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Raises:
         RuntimeError: Called on that loop itself, which would wait for itself for ever.
     """
-    loop = _background_loop(os.getpid())
-    if _running_loop() is loop:
+    if _running_loop() is _background_loop(os.getpid()):
         raise RuntimeError("called on the loop that has to do the work; await the asynchronous form, such as `astep`.")
-    future = asyncio.run_coroutine_threadsafe(function(), loop)
+    future = start_on_background_loop(function)
     try:
         return future.result()
     except BaseException:
         future.cancel()  # Ctrl-C must not leave the coroutine running
         raise
+
+
+def start_on_background_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+    """Starts a coroutine function on the background loop: the home of what must not move from loop to loop.
+
+    From a coroutine, on whatever loop: `await asyncio.wrap_future(...)`; cancelling that cancels the work.
+    """
+    return asyncio.run_coroutine_threadsafe(function(), _background_loop(os.getpid()))
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

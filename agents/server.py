@@ -1,0 +1,454 @@
+"""Samples an OpenAI-compatible server over HTTP: vLLM, SGLang, llama.cpp, or a hosted one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from srpo_env.agents import completions
+from srpo_env.agents.chat import Chat
+from srpo_env.agents.http_client import HttpClient, Refused, Replica, Transport, as_json
+from srpo_env.agents.limits import output_limit
+from srpo_env.agents.local import LocalPolicy
+from srpo_env.agents.settings import checked
+from srpo_env.agents.weight_sync import (
+    Sync,
+    load_adapter,
+    load_checkpoint,
+    publish,
+    remove_others,
+    write_adapter,
+    write_untied,
+)
+from srpo_env.errors import ContextExceeded, InvalidRecipe, PolicyError
+from srpo_env.models import Dtype, load_context_length, load_tokenizer, resolve_model
+from srpo_env.portal import on_background_loop, start_on_background_loop
+from srpo_env.protocols import RequestKey, Sampled, SampleRequest
+from srpo_env.records import LogprobsMode, Message, Output
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("srpo_env")
+
+_PROBE_TEMPERATURES = (1.0, 4.0)
+_TOO_LONG = re.compile("context.length|maximum context|prompt is too long", re.IGNORECASE)
+
+
+class ServerSettings(BaseModel):
+    """The `sample` block of a policy with the backend `server`.
+
+    Attributes:
+        urls: Addresses of the server's replicas, ending in /v1; the calls of an episode go to the same one.
+        model: A transformers folder, a registered name or a hub id: its tokenizer makes the prompts, and it is what is
+            trained. Left out: the server gets messages, and its outputs have no token ids.
+        served_model: The server's name for the model; left out: the only one that it serves.
+        api_key_env: The environment variable that holds the key.
+        max_in_flight: Most calls at once, over all replicas.
+        timeout_s: Longest time of one attempt; waiting for a turn is not part of it.
+        attempts: Most attempts for one output.
+        template_arguments: Passed on to the chat template, such as `enable_thinking: false`.
+        context_length: Most tokens of prompt and output together; left out: what the server says, else the model.
+        sync: How new weights reach the server; left out: they don't, and the policy can't be trained.
+        sync_folder: A folder that the servers see too; left out: a temporary one, for servers on this machine.
+        transport: `aiohttp` carries calls at a tenth of the cost; `httpx` heeds the proxies of the environment.
+        dtype: Type of the weights that are trained.
+        device: A torch device, or `auto`, for the weights that are trained.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: list[str] = Field(min_length=1)
+    model: str | None = None
+    served_model: str | None = None
+    api_key_env: str | None = None
+    max_in_flight: int = Field(256, ge=1)
+    timeout_s: float = Field(600.0, gt=0)
+    attempts: int = Field(8, ge=1)
+    template_arguments: dict[str, Any] = Field(default_factory=dict)
+    context_length: int | None = Field(None, ge=2)
+    sync: Sync | None = None
+    sync_folder: str | None = None
+    transport: Transport = "aiohttp"
+    dtype: Dtype = "float32"
+    device: str = "auto"
+
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _one_or_more(cls, urls: Any) -> Any:
+        return [urls] if isinstance(urls, str) else urls
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What is known of the server once it has been asked."""
+
+    model: str
+    context_length: int
+    logprobs_mode: LogprobsMode
+
+
+class ServerPolicy:
+    """A policy that an OpenAI-compatible server samples.
+
+    With `model`, prompts go out as token ids and the server's own ids and log-probs are kept as sent; such a policy can
+    be trained, its weights being in this process and handed over by `sync`. Without it, the server gets messages, and
+    its outputs have no ids. All calls are made from the process's background loop, so one policy may be sampled from
+    any loop, and from one after the other.
+
+    Example:
+        policy = ServerPolicy(["http://127.0.0.1:8001/v1"], model="./my_model")
+        outputs = await policy.sample(requests)
+
+    Args:
+        urls: See `ServerSettings`, as for all below.
+        name: The policy's label, for messages.
+        model, served_model, api_key_env, max_in_flight, timeout_s, attempts: See `ServerSettings`.
+        template_arguments, context_length, sync, sync_folder, transport, dtype, device: See `ServerSettings`.
+
+    Raises:
+        InvalidRecipe: A setting needs another one, a URL is none or holds a key, or the key's variable is not set.
+        MissingModel, UnknownName: The model is not there.
+    """
+
+    in_process = False
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        name: str = "main",
+        model: str | Path | None = None,
+        served_model: str | None = None,
+        api_key_env: str | None = None,
+        max_in_flight: int = 256,
+        timeout_s: float = 600.0,
+        attempts: int = 8,
+        template_arguments: Mapping[str, Any] | None = None,
+        context_length: int | None = None,
+        sync: Sync | None = None,
+        sync_folder: str | Path | None = None,
+        transport: Transport = "aiohttp",
+        dtype: Dtype = "float32",
+        device: str = "auto",
+    ) -> None:
+        where = f"policies.{name}.sample"
+        if model is None:
+            for key, value in (("context_length", context_length), ("sync", sync)):
+                if value is not None:
+                    raise InvalidRecipe(
+                        f"{where}.{key}: {value!r} without a model, whose tokenizer makes ids of the prompts; give the "
+                        "policy its `model`."
+                    )
+        else:
+            resolve_model(str(model))
+        self.name = name
+        self.version = 0
+        self._model_name = None if model is None else str(model)
+        self._served_model = served_model
+        self._template_arguments = dict(template_arguments or {})
+        self._context_length = context_length
+        self._sync = sync
+        self._sync_folder = None if sync_folder is None else Path(sync_folder)
+        self._dtype: Dtype = dtype
+        self._device = device
+        self._adapted = False
+        self._starting: asyncio.Task[_Served] | None = None
+        self._calls: set[Future[list[Sampled]]] = set()
+        self._closed = False
+        self._http = HttpClient(
+            [_url(url, f"{where}.urls") for url in urls],
+            who=name,
+            key=_key(api_key_env, f"{where}.api_key_env"),
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+            attempts=attempts,
+            transport=transport,
+        )
+        self._chat: Chat | None = None
+        self._end_id: int | None = None
+
+    @classmethod
+    def from_config(cls, label: str, settings: Mapping[str, Any]) -> ServerPolicy:
+        """Returns the policy that a recipe describes.
+
+        Args:
+            label: The policy's name in the recipe.
+            settings: Its `sample` block without `backend`, and its `model` if it has one.
+
+        Raises:
+            InvalidRecipe: A key is unknown or a value breaks a rule.
+            MissingModel, UnknownName: The model is not there.
+        """
+        return cls(name=label, **dict(checked(ServerSettings, f"policies.{label}.sample", settings)))
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is trained; its weights lie in this process and are handed over by `load_weights`.
+
+        Raises:
+            InvalidRecipe: Without `sync`, the server would go on with its old weights.
+        """
+        return self._trained.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with its chat template."""
+        return self._trained.tokenizer
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        """Returns one outcome per request, in the same order."""
+        if self._closed:
+            raise PolicyError(f"policy {self.name!r} is closed; make a new one to sample from.")
+        call = start_on_background_loop(partial(self._outcomes, requests))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.wrap_future(call)
+
+    def load_weights(self, source: Path | Mapping[str, torch.Tensor] | None, version: int) -> None:
+        """Takes new weights and their version, and hands them to every server.
+
+        Outputs carry the version that the servers had when they were asked for.
+
+        Args:
+            source: A transformers folder, a state dict, or None where `model` was changed in place.
+            version: The version of the new weights.
+
+        Raises:
+            MissingModel: The folder can't be loaded.
+            PolicyError: The weights are not those of a model of this shape, or a server did not take them.
+        """
+        trained = self._trained
+        trained.load_weights(source, version)
+        label = re.sub(r"\W", "_", self.name)
+        folder = self._folder / f"{label}-{version:06d}"
+        if self._sync == "lora":
+            publish(folder, partial(write_adapter, trained.model))
+            on_background_loop(lambda: load_adapter(self._http, folder, self._adapter))
+            self._adapted = True
+        else:
+            publish(folder, partial(write_untied, trained.model, trained.tokenizer))
+            on_background_loop(lambda: load_checkpoint(self._http, folder))
+        self.version = version
+        remove_others(folder, f"{label}-*")
+
+    async def aclose(self) -> None:
+        """Cancels the calls under way and closes all connections."""
+        self._closed = True
+        for call in tuple(self._calls):
+            call.cancel()
+        await asyncio.wrap_future(start_on_background_loop(self._end))
+
+    @cached_property
+    def _trained(self) -> LocalPolicy:
+        """Holds the weights that are trained; it is never sampled."""
+        if self._sync is None or self._model_name is None:
+            raise InvalidRecipe(
+                f"policies.{self.name}: it has a `train` block, and its server would go on with the weights it began "
+                "with. Set sample.sync to lora or checkpoint and give it a `model`, or leave `train` out."
+            )
+        return LocalPolicy(self._model_name, name=self.name, dtype=self._dtype, device=self._device)
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Where the weights lie that servers load."""
+        if self._sync_folder is not None:
+            return self._sync_folder.expanduser().resolve()
+        made = Path(tempfile.mkdtemp(prefix="srpo_env-weights-"))
+        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+        return made
+
+    @property
+    def _adapter(self) -> str:
+        """The servers' name for the adapter."""
+        return f"srpo_env-{self.name}"
+
+    # What follows runs on the background loop.
+
+    async def _end(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        await self._http.aclose()
+
+    async def _outcomes(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._outcome(request)) for request in requests]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _outcome(self, request: SampleRequest) -> Sampled:
+        try:
+            served = await self._served()
+            if self._chat is None:
+                attempt = partial(self._chat_attempt, request, served)
+            else:
+                prompt = self._chat.prompt_ids(request.messages)
+                limit = output_limit(len(prompt), request.sampling.max_tokens, served.context_length, self.name)
+                attempt = partial(self._attempt, request, served, prompt, limit)
+            output, attempts = await self._http.call(attempt, home=_home(request.key))
+        except Refused as error:
+            if error.status == httpx.codes.BAD_REQUEST and _TOO_LONG.search(error.said):
+                return ContextExceeded(str(error))
+            return error
+        except (PolicyError, ContextExceeded) as error:
+            return error
+        return output.model_copy(update={"attempts": attempts})
+
+    async def _attempt(
+        self, request: SampleRequest, served: _Served, prompt: tuple[int, ...], limit: int, replica: Replica
+    ) -> Output:
+        assert self._chat is not None
+        began, version = time.perf_counter(), self.version
+        model = self._adapter if self._adapted else served.model
+        body = completions.completion_request(model, prompt, request.sampling, limit, request.seed)
+        reply = await self._http.send(replica, "POST", f"{replica.url}/completions", body)
+        found = completions.read_completion(as_json(reply), prompt, limit)
+        return Output(
+            text=self._chat.text(_spoken(found.token_ids, self._end_id)),
+            prompt_ids=prompt,
+            output_ids=tuple(found.token_ids),
+            logprobs=tuple(found.logprobs.token_logprobs),
+            logprobs_mode=served.logprobs_mode,
+            finish_reason=found.finish_reason,
+            policy_version=version,
+            seconds=time.perf_counter() - began,
+        )
+
+    async def _chat_attempt(self, request: SampleRequest, served: _Served, replica: Replica) -> Output:
+        began, version = time.perf_counter(), self.version
+        body = completions.chat_request(
+            served.model, request.messages, request.sampling, request.seed, self._template_arguments
+        )
+        reply = await self._http.send(replica, "POST", f"{replica.url}/chat/completions", body)
+        found = completions.read_chat(as_json(reply))
+        return Output(
+            text=found.message.content or "",
+            finish_reason=found.finish_reason,
+            policy_version=version,
+            seconds=time.perf_counter() - began,
+        )
+
+    async def _served(self) -> _Served:
+        """What the server is, asked once; all who wait share the answer, or the error."""
+        if self._starting is None or (self._starting.done() and _failed(self._starting)):
+            self._starting = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._starting)
+
+    async def _ask(self) -> _Served:
+        if self._model_name is None:
+            return _Served(self._served_model or (await self._only_model()).id, 0, "processed")
+        tokenizer = await asyncio.to_thread(load_tokenizer, self._model_name)
+        self._chat, self._end_id = Chat(tokenizer, self._template_arguments), tokenizer.eos_token_id
+        model, context_length = self._served_model, self._context_length
+        if model is None or context_length is None:
+            found = await self._only_model()
+            model, context_length = found.id, context_length or found.max_model_len
+        if context_length is None:
+            context_length = await asyncio.to_thread(load_context_length, self._model_name, tokenizer)
+        return _Served(model, context_length, await self._logprobs_mode(model))
+
+    async def _only_model(self) -> completions.ServedModel:
+        """The entry of /models for the policy's model."""
+
+        async def attempt(replica: Replica) -> list[completions.ServedModel]:
+            return completions.read_models(as_json(await self._http.send(replica, "GET", f"{replica.url}/models")))
+
+        models, _ = await self._http.call(attempt)
+        if self._served_model is not None:
+            named = [each for each in models if each.id == self._served_model]
+            return named[0] if named else completions.ServedModel(id=self._served_model)
+        bases = [each for each in models if each.parent is None]
+        if len(bases) == 1:
+            return bases[0]
+        names = ", ".join(each.id for each in bases[:20]) or "none"
+        raise PolicyError(
+            f"policy {self.name!r}: the server has {len(bases)} models ({names}); name one as `served_model`."
+        )
+
+    async def _logprobs_mode(self, model: str) -> LogprobsMode:
+        """Tries whether log-probs are of the distribution that is sampled: then they change with the temperature."""
+        assert self._chat is not None
+        prompt = self._chat.prompt_ids((Message(role="user", content="Hello"),))
+
+        async def attempt(temperature: float, replica: Replica) -> float:
+            body = completions.probe_request(model, prompt, temperature)
+            reply = as_json(await self._http.send(replica, "POST", f"{replica.url}/completions", body))
+            completions.read_completion(reply, prompt, 1)
+            return completions.read_top_logprob(reply)
+
+        tops = [(await self._http.call(partial(attempt, each)))[0] for each in _PROBE_TEMPERATURES]
+        if completions.depends_on_temperature(tops):
+            return "processed"
+        logger.warning(
+            "policy %r: the server's log-probs are from before the temperature, so they are used only at temperature "
+            "1. Start vLLM with --logprobs-mode processed_logprobs.",
+            self.name,
+        )
+        return "raw"
+
+
+def _failed(task: asyncio.Task[_Served]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+def _spoken(ids: Sequence[int], end_id: int | None) -> Sequence[int]:
+    """Token ids without the one that ended them."""
+    return ids[:-1] if ids[-1] == end_id else ids
+
+
+def _home(key: RequestKey) -> int:
+    """A number that an episode's requests share, so that one replica keeps its prefix."""
+    return zlib.crc32(f"{key.task}/{key.episode}".encode())
+
+
+def _url(given: str, where: str) -> str:
+    """Returns the URL without a slash at its end, and with the path that all such servers have where it has none.
+
+    Messages leave out what may be a key.
+    """
+    try:
+        url = httpx.URL(given.rstrip("/"))
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    shown = f"{url.scheme}://{url.host}{url.path}"
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidRecipe(f"{where}: one is not a URL such as http://127.0.0.1:8001/v1. Give the server's address.")
+    if url.userinfo or url.query or url.fragment:
+        raise InvalidRecipe(
+            f"{where}: the one to {shown} holds more than an address. A key belongs into an environment variable, "
+            "named by `api_key_env`, so that it is never written down."
+        )
+    return str(url) if url.path not in ("", "/") else f"{str(url).rstrip('/')}/v1"
+
+
+def _key(variable: str | None, where: str) -> str | None:
+    """Returns the key that an environment variable holds; messages leave out a name that may itself be a key."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        shown = f" {variable}" if re.fullmatch("[A-Z][A-Z0-9_]*", variable) else ""
+        raise InvalidRecipe(
+            f"{where}: the environment variable{shown} is not set, or empty. Give the name of the one that holds the "
+            "key."
+        )
+    return key
