@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from srpo_env.agents import http_client
 from srpo_env.agents.local import LocalPolicy
 from srpo_env.protocols import RequestKey, Sampled, SampleRequest
 from srpo_env.records import Message, Output, Sampling
@@ -142,3 +147,37 @@ def forced() -> Callable[..., list[float]]:
         return rows.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
 
     return logprobs
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    """The module of the server that speaks vLLM's protocol."""
+    name = "agents_tests_fake_server"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("fake_server.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def serve(fake: ModuleType, tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., Any]]:
+    """Starts servers that draw letters and now and then the end."""
+    letters = tokenizer.encode("abcd", add_special_tokens=False)
+    draw = fake.fixed({**dict.fromkeys(letters, 1.0), tokenizer.eos_token_id: 0.0}, tokenizer.eos_token_id)
+    with ExitStack() as servers:
+
+        def serve(**settings: Any) -> Any:
+            given = {"draw": draw, "decode": lambda ids: tokenizer.decode(ids, skip_special_tokens=True)} | settings
+            return servers.enter_context(fake.FakeServer(**given))
+
+        yield serve
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries after milliseconds."""
+    for name in ("_FIRST_WAIT_S", "_LONGEST_WAIT_S", "_JITTER_S"):
+        monkeypatch.setattr(http_client, name, 0.001)

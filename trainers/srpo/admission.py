@@ -41,7 +41,8 @@ def _rules(batch: EventBatch, needs_logprobs: bool) -> Iterator[tuple[Tensor, st
     sampled = batch.mask.any(1)
     yield (
         ~batch.has_ids,
-        "has no token ids; they come from the sampler and are never re-tokenised. Use a backend that gives them",
+        "has no token ids; they come from the sampler and are never re-tokenised. Use a backend that gives them: "
+        "local, or server with the policy's `model`",
     )
     yield batch.mask[:, :1].any(1), "follows an empty prompt, so nothing predicts its first token. Give it a prompt"
     yield (
