@@ -239,8 +239,9 @@ def _spoilt(fault: str, body: Any) -> Reply:
             return 200, {}, {"choices": [choice, choice]}
         case ["repeated"]:
             return 200, {}, content * 2
-        case ["NaN"]:
-            return 200, {}, {"choices": [{**choice, "logprobs": {"token_logprobs": [math.nan] * 99}}]}
+        case ["NaN" | "-inf" | "1.0" as logprob]:
+            logprobs = [float(logprob)] * len(choice["token_ids"])
+            return 200, {}, {"choices": [{**choice, "logprobs": {"token_logprobs": logprobs}}]}
     return 200, {}, body
 
 

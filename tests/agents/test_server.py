@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 import stamina.instrumentation
+import yaml
 from transformers import PreTrainedTokenizerFast
 
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import retry_after_s
-from srpo_env.agents.server import ServerPolicy
+from srpo_env.agents.server import ServerPolicy, ServerSettings
 from srpo_env.batch import EventBatch
-from srpo_env.config import Recipe
+from srpo_env.config import PolicyUse, Recipe
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingModel, PolicyError, Untrainable
 from srpo_env.jobs import Job
 from srpo_env.portal import on_background_loop, run
@@ -226,7 +228,18 @@ def test_a_server_that_counts_for_itself_truncates_the_episode(one: Callable[...
 # Attempts.
 
 BY_STATUS = ["429", "500", "502", "503", "408"]
-BY_BODY = ["half", "bytes", "NaN", "fewer", "duplicate", "repeated", "null finish_reason", "other prompt"]
+BY_BODY = [
+    "half",
+    "bytes",
+    "NaN",
+    "-inf",
+    "1.0",
+    "fewer",
+    "duplicate",
+    "repeated",
+    "null finish_reason",
+    "other prompt",
+]
 BY_FIELD = [f"missing {key}" for key in ("text", "token_ids", "prompt_token_ids", "logprobs", "finish_reason")]
 
 
@@ -540,6 +553,31 @@ def test_a_model_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
 def test_an_address_may_lack_the_common_path(serve: Serve, folder: Path, ask: Any, url: str) -> None:
     policy = ServerPolicy([url.format(serve().port)], model=folder)
     assert isinstance(ask.outcomes(policy, [ask.request("hi")])[0], Output)
+
+
+# The docs.
+
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "servers.md").read_text(encoding="utf-8")
+
+
+def test_the_policies_in_the_docs_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_API_KEY", "x")
+    (block,) = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    for label, given in yaml.safe_load(block)["policies"].items():
+        use = PolicyUse.model_validate(given)
+        assert use.sample.backend == "server"
+        weights = {} if use.model is None else {"model": use.model, "dtype": use.dtype, "device": use.device}
+        ServerPolicy.from_config(label, {**(use.sample.model_extra or {}), **weights})
+
+
+def test_the_docs_have_every_setting_and_its_default() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", DOCS, re.MULTILINE)
+    defaults = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    fields = ServerSettings.model_fields
+    assert set(defaults) == set(fields) - {"model", "dtype", "device"}
+    for name in ("max_in_flight", "timeout_s", "attempts"):
+        assert float(defaults[name]) == fields[name].default
+    assert defaults["transport"] == f"`{fields['transport'].default}`"
 
 
 # The kit.
