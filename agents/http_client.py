@@ -27,6 +27,7 @@ Transport = Literal["aiohttp", "httpx"]
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _LONGEST_RETRY_AFTER_S = 120.0
 _JITTER_S = 1.0
+_CONNECT_S = 10.0
 _DOUBT_S = 10.0
 _SPARE_CONNECTIONS = 8
 _SHOWN = 300
@@ -186,7 +187,8 @@ class HttpClient:
             headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
             transport=AiohttpTransport(limits=limits) if self._transport == "aiohttp" else None,
             limits=limits,
-            timeout=None,  # noqa: S113 - `_timeout_s` is of a whole attempt, the reading of the reply included
+            # Beside it, `_timeout_s` is of a whole attempt, the reading of the reply included.
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
         )
         weakref.finalize(self, _close, client, asyncio.get_running_loop())
         return client

@@ -169,7 +169,8 @@ class ServerPolicy:
         self._sync_folder = None if sync_folder is None else Path(sync_folder)
         self._dtype: Dtype = dtype
         self._device = device
-        self._adapted = False
+        self._adapter: str | None = None
+        self._handed_over = False
         self._starting: asyncio.Task[_Served] | None = None
         self._calls: set[Future[list[Sampled]]] = set()
         self._closed = False
@@ -235,19 +236,8 @@ class ServerPolicy:
             MissingModel: The folder can't be loaded.
             PolicyError: The weights are not those of a model of this shape, or a server did not take them.
         """
-        trained = self._trained
-        trained.load_weights(source, version)
-        label = re.sub(r"\W", "_", self.name)
-        folder = self._folder / f"{label}-{version:06d}"
-        if self._sync == "lora":
-            publish(folder, partial(write_adapter, trained.model))
-            on_background_loop(lambda: load_adapter(self._http, folder, self._adapter))
-            self._adapted = True
-        else:
-            publish(folder, partial(write_untied, trained.model, trained.tokenizer))
-            on_background_loop(lambda: load_checkpoint(self._http, folder))
-        self.version = version
-        remove_others(folder, f"{label}-*")
+        self._trained.load_weights(source, version)
+        on_background_loop(partial(self._hand_over, version))
 
     async def aclose(self) -> None:
         """Cancels the calls under way and closes all connections."""
@@ -274,11 +264,6 @@ class ServerPolicy:
         made = Path(tempfile.mkdtemp(prefix="srpo_env-weights-"))
         weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
         return made
-
-    @property
-    def _adapter(self) -> str:
-        """The servers' name for the adapter."""
-        return f"srpo_env-{self.name}"
 
     # What follows runs on the background loop.
 
@@ -318,7 +303,7 @@ class ServerPolicy:
     ) -> Output:
         assert self._chat is not None
         began, version = time.perf_counter(), self.version
-        model = self._adapter if self._adapted else served.model
+        model = self._adapter or served.model
         body = completions.completion_request(model, prompt, request.sampling, limit, request.seed)
         reply = await self._http.send(replica, "POST", f"{replica.url}/completions", body)
         found = completions.read_completion(as_json(reply), prompt, limit)
@@ -364,7 +349,23 @@ class ServerPolicy:
             model, context_length = found.id, context_length or found.max_model_len
         if context_length is None:
             context_length = await asyncio.to_thread(load_context_length, self._model_name, tokenizer)
+        if self._sync is not None and not self._handed_over:
+            await self._hand_over(self.version)  # who knows what an earlier run left there
         return _Served(model, context_length, await self._logprobs_mode(model))
+
+    async def _hand_over(self, version: int) -> None:
+        """Gives the weights that lie here to every server."""
+        trained, label = self._trained, re.sub(r"\W", "_", self.name)
+        folder = self._folder / f"{label}-{version:06d}"
+        if self._sync == "lora":
+            await asyncio.to_thread(publish, folder, lambda new: write_adapter(trained.model, new))
+            await load_adapter(self._http, folder, f"srpo_env-{self.name}")
+            self._adapter = f"srpo_env-{self.name}"
+        else:
+            await asyncio.to_thread(publish, folder, lambda new: write_untied(trained.model, trained.tokenizer, new))
+            await load_checkpoint(self._http, folder)
+        self._handed_over, self.version = True, version
+        await asyncio.to_thread(remove_others, folder, f"{label}-*")
 
     async def _only_model(self) -> completions.ServedModel:
         """The entry of /models for the policy's model."""

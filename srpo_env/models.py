@@ -7,6 +7,7 @@ sampler and its learner. Two policies from one folder are therefore two models.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_one_at_a_time = threading.Lock()
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -165,11 +167,14 @@ def without_progress_bar() -> Iterator[None]:
 
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
-    """Keeps transformers' progress bar off the terminal, and turns its errors into one line."""
+    """Keeps transformers' progress bar off the terminal, and turns its errors into one line; one thread at a time.
+
+    While transformers loads a model it changes state of the whole process: a second thread would tie no weights.
+    """
     from safetensors import SafetensorError
 
     try:
-        with without_progress_bar():
+        with _one_at_a_time, without_progress_bar():
             yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

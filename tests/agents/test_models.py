@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from srpo_env.errors import MissingModel, UnknownName
-from srpo_env.models import load_model, resolve_model
+from srpo_env.models import load_context_length, load_model, resolve_model
 
 
 @pytest.fixture
@@ -37,6 +38,18 @@ def test_a_model_is_loaded_ready_to_sample(folder: Path, tokenizer: Any) -> None
     assert not loaded.model.training
     assert loaded.context_length == 160
     assert loaded.stop_ids == {tokenizer.eos_token_id}
+
+
+def test_threads_may_load_models_at_the_same_time(folder: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(lambda _: load_model(str(folder)).model, range(8)))
+    assert all(model.get_output_embeddings().weight is model.get_input_embeddings().weight for model in loaded)
+
+
+def test_the_context_length_is_known_without_the_weights(copy: Path, tokenizer: Any) -> None:
+    (copy / "model.safetensors").write_bytes(b"")
+    edit(copy / "config.json", max_position_embeddings=96)
+    assert load_context_length(str(copy), tokenizer) == 96
 
 
 def test_all_declared_end_tokens_stop(copy: Path, tokenizer: Any) -> None:
