@@ -90,7 +90,7 @@ def has_adapter(model: torch.nn.Module) -> bool:
 
 def transformer(model: PreTrainedModel) -> PreTrainedModel:
     """The transformers model of a policy's model, adapter included: what has embeddings, a head and a cache."""
-    return model.get_base_model() if has_adapter(model) else model  # type: ignore[operator, return-value]
+    return model.get_base_model() if has_adapter(model) else model  # type: ignore[operator]
 
 
 def is_adapter(folder: Path) -> bool:

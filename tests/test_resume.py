@@ -216,7 +216,7 @@ def test_twenty_kills_at_random_points_leave_no_trace(
                 shutil.rmtree(tmp_path / "run", ignore_errors=True)
             job = {"target": str(tmp_path / "run"), "resume": True}
             job = job if begun else {"target": "arithmetic_tiny", "overrides": settings}
-            after = draw.uniform(0.02, seconds) if kills < 20 else None
+            after = draw.uniform(0.02, seconds / 2) if kills < 20 else None
             status = runner.train(kill_after_s=after, **job)
             assert status in (0, signal.SIGKILL)
             kills += status == signal.SIGKILL

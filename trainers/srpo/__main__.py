@@ -43,7 +43,8 @@ def _follow(arguments: Sequence[str]) -> int:
     logging.getLogger("srpo_env").setLevel(logging.CRITICAL)
     words = [each for each in arguments if not each.startswith("-")]
     try:
-        job = Job.prepare(*([words[0], words[1:]] if words and "=" not in words[0] else [cli.DEFAULT_RECIPE, words]))
+        named = bool(words) and "=" not in words[0]
+        job = Job.prepare(words[0] if named else cli.DEFAULT_RECIPE, words[1:] if named else words)
         use_threads(job.recipe.threads)
         learner = job.trainer()
         for order, subject in ranks_of_this_job().orders():

@@ -22,7 +22,7 @@ def save(folder: Path, policies: Mapping[str, Trainable], state: Mapping[str, An
     with without_progress_bar():
         for label, policy in policies.items():
             # peft would ask a hub whether the vocabulary has grown.
-            settings = {"save_embedding_layers": False} if has_adapter(policy.model) else {}
+            settings: dict[str, Any] = {"save_embedding_layers": False} if has_adapter(policy.model) else {}
             policy.model.save_pretrained(folder / label, **settings)
             policy.tokenizer.save_pretrained(folder / label)
     torch.save(dict(state), folder / _STATE)

@@ -22,7 +22,7 @@ class Watch:
     """
 
     def __init__(self, length_norm: str) -> None:
-        self._watches = {
+        self._watches: dict[str, ClipWatch | GradientWatch | ParseWatch | SignalWatch] = {
             "clip": ClipWatch(length_norm),
             "gradient": GradientWatch(),
             "parse": ParseWatch(),
