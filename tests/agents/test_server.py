@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import retry_after_s
-from srpo_env.agents.server import ServerPolicy, ServerSettings
+from srpo_env.agents.server import ServerPolicy, ServerSettings, _home
 from srpo_env.batch import EventBatch
 from srpo_env.config import PolicyUse, Recipe
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingModel, PolicyError, Untrainable
@@ -370,11 +370,11 @@ def test_a_server_that_never_comes_up_is_an_outcome_of_every_request(
 def test_the_calls_of_an_episode_go_to_one_replica(serve: Serve, folder: Path, ask: Any) -> None:
     servers = [serve() for _ in range(3)]
     policy = ServerPolicy([each.url for each in servers], model=folder)
-    requests = [of_episode(episode, step, f"{episode}") for step in range(3) for episode in range(30)]
+    requests = [of_episode(episode, step, f"{episode}") for step in range(3) for episode in range(31)]
     ask.outputs(policy, requests)
     episodes = [{tuple(body["prompt"]) for body in each.bodies()} for each in servers]
     assert [len(each.bodies()) for each in servers] == [3 * len(mine) for mine in episodes]
-    assert sum(map(len, episodes)) == 30
+    assert sum(map(len, episodes)) == 31
     assert all(episodes)
 
 
@@ -393,10 +393,10 @@ def test_the_requests_of_a_dead_replica_go_to_the_least_busy(serve: Serve, folde
     servers = [serve(fault=always("slow")) for _ in range(3)]
     policy = ServerPolicy([each.url for each in servers], model=folder)
     policy._http.replicas[0].doubted_until = float("inf")
-    ask.outputs(policy, [of_episode(episode) for episode in range(90)])
+    ask.outputs(policy, [each for each in map(of_episode, range(90)) if _home(each.key) % 3 == 0])
     counts = [len(each.bodies()) for each in servers]
     assert counts[0] == 0
-    assert abs(counts[1] - counts[2]) < 30
+    assert min(counts[1:]) > 5
 
 
 # Loops, cancelling, closing.
@@ -488,8 +488,9 @@ def test_a_key_is_sent_and_written_nowhere(
 ) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
     caplog.set_level(logging.DEBUG)
-    echo = {"error": {"message": f"{'x' * 295} Incorrect API key provided: {KEY}"}}
-    server = serve(fault=lambda number, body: [None, "500", "cut", (401, {}, echo), (500, {}, echo)][number % 5])
+    echo = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
+    cut = {"error": {"message": f"{'x' * 294} {KEY}"}}
+    server = serve(fault=lambda number, body: [None, "500", "cut", (401, {}, echo), (401, {}, cut)][number % 5])
     recipe = recipe_of(server.url).model_copy(update={"run": str(tmp_path / "run")})
     sample(recipe, episodes=12)
     job = Job.prepare(recipe)
