@@ -348,6 +348,7 @@ def test_each_adapter_gets_an_id_of_its_own_and_takes_the_last_ones_place(
     policy: VLLMPolicy, vllm: Stub, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy.model, "peft_config", {"default": None}, raising=False)
+    monkeypatch.setattr(policy.model, "get_base_model", lambda: None, raising=False)
     monkeypatch.setattr(policy.model, "save_pretrained", lambda folder, **how: None)
     policy.load_weights(None, 1)
     policy.load_weights(None, 2)
