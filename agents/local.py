@@ -277,11 +277,12 @@ class LocalPolicy:
         from srpo_env.agents.generation import Row
 
         self._open += calls
+        context = self._loaded.context_length
         for call in calls:
             for index, request in enumerate(call.requests):
                 try:
                     prompt = self._chat.prompt_ids(request.messages)
-                    limit = self._limit(prompt, request.sampling.max_tokens)
+                    limit = self._limit(prompt, request.sampling.max_tokens, context)
                 except (PolicyError, ContextExceeded) as error:
                     call.ready[index] = error
                     continue
@@ -289,9 +290,8 @@ class LocalPolicy:
                 row = Row(prompt, request.sampling, limit, request.seed, owner, began=call.began)
                 self._generator.add([row])
 
-    def _limit(self, prompt: tuple[int, ...], max_tokens: int) -> int:
+    def _limit(self, prompt: tuple[int, ...], max_tokens: int, context: int) -> int:
         """Returns how many tokens the output may have."""
-        context = self._loaded.context_length
         if not prompt:
             raise PolicyError("the chat template makes an empty prompt of these messages; write a prompt.")
         if len(prompt) >= context:

@@ -152,7 +152,7 @@ class Scorer:
         ids = batch.ids[piece.rows].to(device)
         copied = DynamicCache()
         for layer, held in enumerate(cast("list[Any]", cache.layers)):
-            copied.update(held.keys[prompt_of], held.values[prompt_of], layer)
+            copied.update(held.keys.index_select(0, prompt_of), held.values.index_select(0, prompt_of), layer)
         hidden = self._base(
             input_ids=ids.gather(1, position.clamp(max=ids.shape[1] - 1)) * present,
             attention_mask=torch.cat([in_prompt[prompt_of], present], dim=1).long(),
