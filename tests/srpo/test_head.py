@@ -119,7 +119,7 @@ class Doubled(nn.Module):
         return 2 * weight
 
 
-@pytest.mark.parametrize("kind", ["subclass", "hook", "parametrised"])
+@pytest.mark.parametrize("kind", ["subclass", "hook", "own forward", "parametrised"])
 def test_a_head_that_is_no_plain_linear_is_called(kind: str) -> None:
     """An adapter on the head adds to its output; reading its weight alone would leave that out."""
     hidden, head, ids, temperature = drawn(torch.float64, bias=False)
@@ -135,6 +135,9 @@ def test_a_head_that_is_no_plain_linear_is_called(kind: str) -> None:
         head = adapted
     elif kind == "hook":
         head.register_forward_hook(lambda _module, _args, output: 2 * output)
+    elif kind == "own forward":
+        forward = head.forward
+        head.forward = lambda x: 2 * forward(x)  # type: ignore[method-assign]
     else:
         parametrize.register_parametrization(head, "weight", Doubled())
     torch.testing.assert_close(from_hidden(hidden, head, ids, temperature)[0], twice, rtol=1e-10, atol=1e-10)

@@ -41,7 +41,7 @@ def from_hidden(
     """Gives what `from_logits(head(hidden), ...)` gives, without the [n, vocabulary] matrix.
 
     Logits are made for some tokens at a time, and made again in the backward pass. A head that is no plain `nn.Linear`
-    (an adapter, a quantised or sharded weight, a hook) is called as it is.
+    (an adapter, a quantised weight, a hook) is called as it is.
 
     Args:
         hidden: [n, hidden] states; carries the gradient.
@@ -58,8 +58,8 @@ def from_hidden(
 
 
 def _is_plain(head: nn.Module) -> TypeGuard[nn.Linear]:
-    hooked = head._forward_hooks or head._forward_pre_hooks  # noqa: SLF001
-    return type(head) is nn.Linear and type(head.weight) is nn.Parameter and not hooked
+    hooked = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)  # noqa: SLF001
+    return type(head) is nn.Linear and not hooked
 
 
 class _FromHidden(torch.autograd.Function):
@@ -106,7 +106,7 @@ class _FromHidden(torch.autograd.Function):
             z.sub_(normaliser[part].unsqueeze(1)).exp_().mul_(-scale[part].unsqueeze(1))
             z.scatter_add_(1, ids[part].unsqueeze(1), scale[part].unsqueeze(1))
             if of_bias is not None:
-                pass
+                of_bias += z.sum(0)
             z = z.to(hidden.dtype)
             if of_hidden is not None:
                 torch.mm(z, weight, out=of_hidden[part])
