@@ -46,7 +46,7 @@ def step(rows: int, members: int) -> Callable[[], object]:
 def measure(what: str, size: int) -> float:
     """MiB of a step at set size `size`, or CPU seconds of one over `size` thousand tokens."""
     torch.set_num_threads(1)
-    step(2, 2)()
+    step(4, 2)()
     if what == "memory":
         return memory_rise(step(64, size))
     work = step(size * 1024 // (PROMPT + OUTPUT), 4)
