@@ -50,7 +50,7 @@ def measure(what: str, size: int) -> float:
     if what == "memory":
         return memory_rise(step(64, size))
     work = step(size * 1024 // (PROMPT + OUTPUT), 4)
-    return cpu_seconds(work, repeats=2 if size < 32 else 1)
+    return cpu_seconds(work, repeats=2 if size < 16 else 1)
 
 
 def main() -> None:

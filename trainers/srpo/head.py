@@ -53,7 +53,7 @@ def from_hidden(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-    logprobs, spread = _FromHidden.apply(hidden.to(dtype), weight, bias, ids, temperature, entropy)
+    logprobs, spread = _FromHidden.apply(hidden.to(dtype), weight, bias, ids, temperature, entropy)  # type: ignore[no-untyped-call]
     return logprobs, spread if entropy else None
 
 
@@ -87,7 +87,7 @@ class _FromHidden(torch.autograd.Function):
         return logprobs, spread
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, ids, temperature, normaliser = ctx.saved_tensors
         of_hidden, of_weight, of_bias = (
