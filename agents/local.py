@@ -318,13 +318,12 @@ class LocalPolicy:
         from srpo_env.agents.generation import Row
 
         self._open += calls
+        context = self._loaded.context_length
         for call in calls:
             for index, request in enumerate(call.requests):
                 try:
                     prompt = self._chat.prompt_ids(request.messages, request.earlier)
-                    limit = output_limit(
-                        len(prompt), request.sampling.max_tokens, self._loaded.context_length, self.name
-                    )
+                    limit = output_limit(len(prompt), request.sampling.max_tokens, context, self.name)
                 except (PolicyError, ContextExceeded) as error:
                     call.ready[index] = error
                     continue

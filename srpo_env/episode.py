@@ -30,6 +30,8 @@ from srpo_env.templates import Expression, Template, compile_expression
 from srpo_env.toolcalls import Tools, require_tools, run_calls, spoken_name
 from srpo_env.views import Due, Ids, MemberView, NodeView, Slot, Transition, Visits
 
+_SORTED = json.JSONEncoder(sort_keys=True, default=str)
+
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
 
@@ -73,7 +75,7 @@ class Episode:
         self._visits = Visits()
         self._views: dict[str, NodeView | None] = dict.fromkeys(workflow.nodes)
         self._state = {name: _copy(key.default) for name, key in workflow.state.items()}
-        self._turns: dict[tuple[str, int], list[Message]] = {}
+        self._turns: dict[tuple[str, int], list[tuple[Message, str]]] = {}
         self._given: dict[tuple[str, int], tuple[tuple[Message, ...], Output]] = {}
         self._results: dict[tuple[str, int], tuple[str, ...]] = {}
         self._transcript: list[tuple[Slot, str]] = []
@@ -167,7 +169,16 @@ class Episode:
 
     def _due(self) -> tuple[Due, ...]:
         scope = self._scope()
-        return tuple(self._render(slot, scope) for slot in self._slots(scope))
+        due: list[Due] = []
+        alike: dict[str, Due] = {}
+        for slot in self._slots(scope):
+            if first := alike.get(slot.agent):
+                due.append(replace(first, slot=slot, turn=self._turn(slot)))
+                continue
+            due.append(self._render(slot, scope))
+            if self.graph.prompts[slot.agent].alike:
+                alike[slot.agent] = due[-1]
+        return tuple(due)
 
     def _slots(self, scope: Mapping[str, Any]) -> list[Slot]:
         due = self.graph.sets[self._node]
@@ -189,12 +200,12 @@ class Episode:
 
     def _render(self, slot: Slot, scope: Mapping[str, Any]) -> Due:
         agent = self.graph.workflow.agents[slot.agent]
-        own = self._turns.get((slot.agent, slot.index), [])
+        turn = self._turn(slot)
         member = {
             "agent": slot.agent,
             "index": slot.index,
             "count": slot.count,
-            "turn": len(own) // 2,
+            "turn": turn,
             "results": self._results.get((slot.agent, slot.index), ()),
         }
         scope = {**scope, "member": member}
@@ -203,11 +214,13 @@ class Episode:
         if prompt.system is not None:
             messages.append(Message(role="system", content=self._text(prompt.system, scope, slot)))
         if agent.history == "own":
-            messages.extend(own)
+            for asked, said in self._turns.get((slot.agent, slot.index), ()):
+                messages += (asked, Message(role="assistant", content=said))
         elif agent.history == "team":
             messages.extend(self._team(slot))
         messages.append(Message(role="user", content=self._text(prompt.prompt, scope, slot)))
-        return Due(slot, agent.policy, len(own) // 2, tuple(messages), self._earlier(slot, messages))
+        earlier = None if agent.history == "none" else self._earlier(slot, messages)
+        return Due(slot, agent.policy, turn, tuple(messages), earlier)
 
     def _earlier(self, slot: Slot, messages: list[Message]) -> Output | None:
         """The member's last output, if these messages go on from it."""
@@ -216,6 +229,9 @@ class Episode:
         given, output = self._given[slot.agent, slot.index]
         said = Message(role="assistant", content=output.text)
         return output if tuple(messages[: len(given) + 1]) == (*given, said) else None
+
+    def _turn(self, slot: Slot) -> int:
+        return len(self._turns.get((slot.agent, slot.index), ()))
 
     def _text(self, template: Template, scope: Mapping[str, Any], slot: Slot) -> str:
         try:
@@ -283,9 +299,8 @@ class Episode:
 
     def _record_turns(self, due: Sequence[Due], members: Sequence[Member]) -> None:
         for each, member in zip(due, members, strict=True):
-            self._turns.setdefault((member.agent, member.index), []).extend(
-                (each.messages[-1], Message(role="assistant", content=member.output.text))
-            )
+            asked = (each.messages[-1], member.output.text)
+            self._turns.setdefault((member.agent, member.index), []).append(asked)
             self._given[member.agent, member.index] = (each.messages, member.output)
             self._transcript.append((each.slot, member.output.text))
             self._said.update(json.dumps([member.agent, member.index, member.output.text]).encode())
@@ -436,7 +451,7 @@ class Episode:
             "state": self._state,
             "outputs": self._said.hexdigest(),
         }
-        return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(_SORTED.encode(content).encode(), digest_size=8).hexdigest()
 
 
 def _failure(outcomes: Sequence[Outcome], members: Sequence[Member]) -> TruncationReason | None:

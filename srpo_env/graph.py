@@ -11,7 +11,7 @@ from srpo_env.checks import check_workflow
 from srpo_env.flow import END
 from srpo_env.problems import InvalidWorkflowFile
 from srpo_env.sets import agents_of, limits_of, param_values, sizes_of
-from srpo_env.spec import Acting, Choose, Workflow
+from srpo_env.spec import Acting, Agent, Choose, Workflow
 from srpo_env.templates import Expression, Template, compile_expression, compile_template
 
 if TYPE_CHECKING:
@@ -28,10 +28,15 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The compiled templates of an agent."""
+    """The compiled templates of an agent.
+
+    Attributes:
+        alike: Whether all members of the agent in a set are given the same messages.
+    """
 
     system: Template | None
     prompt: Template
+    alike: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +121,18 @@ def compile_graph(workflow: Workflow) -> Graph:
             name: tuple(Arrow(_compiled(edge.condition), edge.to) for edge in node.next)
             for name, node in workflow.nodes.items()
         },
-        prompts={
-            name: Prompt(
-                None if agent.system is None else compile_template(agent.system),
-                compile_template(agent.prompt),
-            )
-            for name, agent in workflow.agents.items()
-        },
+        prompts={name: _prompt(agent) for name, agent in workflow.agents.items()},
         max_steps=steps,
         max_visits=visits,
         max_tokens=tokens,
     )
+
+
+def _prompt(agent: Agent) -> Prompt:
+    system = None if agent.system is None else compile_template(agent.system)
+    prompt = compile_template(agent.prompt)
+    of_member = prompt.of_member or (system is not None and system.of_member)
+    return Prompt(system, prompt, alike=agent.history == "none" and not of_member)
 
 
 def _compiled(text: str | None) -> Expression | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ class Job:
             graph=graph,
             tasks=tasks,
             policies=self.policies,
-            sampling=lambda agent: self.recipe.sampling_of(agent, evaluating=evaluating),
+            sampling=cache(partial(self.recipe.sampling_of, evaluating=evaluating)),
             tools=self.tools,
             deterministic=self.recipe.rollout.deterministic,
             max_in_flight=self.recipe.rollout.max_in_flight,

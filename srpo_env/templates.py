@@ -190,10 +190,15 @@ _ENVIRONMENT = _Sandbox()
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled prompt."""
+    """A compiled prompt.
+
+    Attributes:
+        of_member: Whether it asks for `member`.
+    """
 
     text: str
     compiled: jinja2.Template
+    of_member: bool
 
     def render(self, scope: Mapping[str, Any]) -> str:
         """Returns the text with what `scope` holds.
@@ -337,7 +342,7 @@ def compile_template(text: str) -> Template:
     for loop in tree.find_all(nodes.For):
         loop.iter = nodes.Filter(loop.iter, "_items", [], [], None, None, lineno=loop.lineno)
     tree.set_environment(_ENVIRONMENT)
-    return Template(text, _compile(tree))
+    return Template(text, _compile(tree), any(name.name == "member" for name in tree.find_all(nodes.Name)))
 
 
 @lru_cache(maxsize=4096)
@@ -358,8 +363,10 @@ def compile_expression(text: str) -> Expression:
 
 def _compile(tree: nodes.Template) -> jinja2.Template:
     try:
-        return _ENVIRONMENT.from_string(tree)
+        compiled = _ENVIRONMENT.from_string(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(_message(error), error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:
         raise TemplateError("the text is nested too deeply") from error
+    compiled.globals = {}  # there are none; the chain of them that jinja2 makes is slow to copy at each use
+    return compiled

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +78,7 @@ def train(
     trainer = job.trainer()
     run, checkpoint = Run.resume(job.recipe, job.name) if resume else (Run.create(job.recipe, job.name), None)
     try:
-        with run:
+        with run, _no_search_of_what_stays():
             result = _run(job, run, trainer, checkpoint, say, started)
         write_report(run.folder)
     except BaseException as error:
@@ -94,6 +96,19 @@ def plan_of(job: Job) -> str:
         f"{job.name}: {graph.workflow.name} (K <= {graph.k_max}), {len(job.tasks)} tasks, {recipe.updates} updates of "
         f"{recipe.rollout.tasks_per_batch} tasks x {recipe.rollout.group_size} episodes, seed {recipe.seed}"
     )
+
+
+@contextmanager
+def _no_search_of_what_stays() -> Iterator[None]:
+    """Takes all objects that exist out of the garbage collector's sight.
+
+    Hundreds of thousands of them are of the imports; looking through them took a tenth of a tiny model's training.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _run(job: Job, run: Run, trainer: Trainer, checkpoint: Path | None, say: Say, started: float) -> TrainResult:

@@ -467,6 +467,29 @@ def test_no_history_is_a_fresh_prompt(started: Started, advance: Advance) -> Non
     assert told(episode, 0) == [("system", "rules"), ("user", "a0 1")]
 
 
+@pytest.mark.parametrize(
+    ("system", "history", "alike"),
+    [("rules", "none", True), ("you are {{ member.index }}", "none", False), ("rules", "own", False)],
+)
+def test_members_of_an_agent_are_told_the_same_where_nothing_asks_for_the_member(
+    started: Started, advance: Advance, system: str, history: str, alike: bool
+) -> None:
+    episode = started(f"""
+name: alike
+agents:
+  a: {{system: "{system}", prompt: "visit {{{{ visits.talk }}}}", history: {history}}}
+nodes:
+  talk: {{agents: [a, a], next: [{{if: visits.talk > 5, to: end}}, {{to: talk}}]}}
+answer: visits.talk
+limits: {{steps: 9}}
+""")
+    advance(episode, "A", "B")
+    assert told(episode, 0)[-1] == told(episode, 1)[-1] == ("user", "visit 1")
+    assert (told(episode, 0) == told(episode, 1)) is alike
+    assert slots(episode) == [("a", 0, 2), ("a", 1, 2)]
+    assert [each.turn for each in episode.active_set] == [1, 1]
+
+
 def test_an_own_history_is_kept_for_each_agent_and_index(started: Started, advance: Advance) -> None:
     episode = started(HISTORY.replace("HISTORY", "own"))
     advance(episode, "A", "B", "C")

@@ -1,8 +1,8 @@
 """Log-probs of the sampled tokens under a policy's present weights, in micro-batches.
 
 A prompt that several rows share (members of a set, episodes of a group) is computed once, forward and backward, and so
-are rows that are equal. Only sampled positions reach the model's head, so no [tokens, vocabulary] matrix of prompts is
-made.
+are rows that are equal. Only sampled positions reach the model's head, some at a time, so no [tokens, vocabulary]
+matrix is kept.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from srpo_env.batch import EventBatch
+from srpo_env.trainers.srpo.head import from_hidden, from_logits
 from srpo_env.trainers.srpo.pieces import Piece, cut, distinct, first_sampled
 
 if TYPE_CHECKING:
@@ -113,26 +114,26 @@ class Scorer:
         mask = batch.mask[rows, :width]
         row, token = torch.nonzero(mask, as_tuple=True)
         ids = batch.ids[rows[row], token].to(device)
-        temperature = batch.temperature[rows[row]].to(device).unsqueeze(1)
+        temperature = batch.temperature[rows[row]].to(device)
         row, token = row.to(device), token.to(device)
         with self._cast():
-            logits = self._logits(batch, piece, row, token)
-        log_p = torch.log_softmax(logits / temperature, dim=-1)  # in float32 at least, which the temperature is
-        zeros = torch.zeros(mask.shape, dtype=log_p.dtype, device=device)
-        logprobs = zeros.index_put((row, token), log_p.gather(1, ids.unsqueeze(1)).squeeze(1))
-        if not entropy:
-            return logprobs, None
-        log_p = log_p.detach()
-        spread = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
-        return logprobs, zeros.index_put((row, token), spread)
-
-    def _logits(self, batch: EventBatch, piece: Piece, row: Tensor, token: Tensor) -> Tensor:
-        """[n, vocabulary] logits that predict the tokens at the given places."""
-        if len(piece.prompts) == len(piece.rows):
-            return self._logits_of_whole_rows(batch, piece.rows, row, token)
-        return self._head(self._hidden(batch, piece, row, token))
+            if self._plain_head:
+                hidden = self._hidden(batch, piece, row, token)
+                logprobs, spread = from_hidden(hidden, self._head(), ids, temperature, entropy=entropy)
+            else:
+                logits = self.model(**self._whole(batch, rows)).logits[row, token - 1]
+                logprobs, spread = from_logits(logits, ids, temperature, entropy=entropy)
+        zeros = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
+        at = (row, token)
+        return zeros.index_put(at, logprobs), None if spread is None else zeros.index_put(at, spread)
 
     def _hidden(self, batch: EventBatch, piece: Piece, row: Tensor, token: Tensor) -> Tensor:
+        """[n, hidden] states before the given places."""
+        if len(piece.prompts) < len(piece.rows):
+            return self._hidden_by_prompts(batch, piece, row, token)
+        return self._base(**self._whole(batch, piece.rows))[row, token - 1]
+
+    def _hidden_by_prompts(self, batch: EventBatch, piece: Piece, row: Tensor, token: Tensor) -> Tensor:
         """[n, hidden] states before the given places: prompts first, then the continuations on copies of their keys."""
         from transformers import DynamicCache
 
@@ -158,7 +159,7 @@ class Scorer:
         ids = batch.ids[piece.rows].to(device)
         copied = DynamicCache()
         for layer, held in enumerate(cast("list[Any]", cache.layers)):
-            copied.update(held.keys[prompt_of], held.values[prompt_of], layer)
+            copied.update(held.keys.index_select(0, prompt_of), held.values.index_select(0, prompt_of), layer)
         hidden = self._base(
             input_ids=ids.gather(1, position.clamp(max=ids.shape[1] - 1)) * present,
             attention_mask=torch.cat([in_prompt[prompt_of], present], dim=1).long(),
@@ -169,23 +170,23 @@ class Scorer:
         before = token - 1 - start[row]
         return torch.where((before < 0).unsqueeze(1), last_of_prompt, hidden[row, before.clamp(min=0)])
 
-    def _logits_of_whole_rows(self, batch: EventBatch, rows: Tensor, row: Tensor, token: Tensor) -> Tensor:
+    def _whole(self, batch: EventBatch, rows: Tensor) -> dict[str, Any]:
+        """Inputs of a pass over whole rows, padded on the right."""
         length = batch.length[rows]
         width = int(length.max())
         present = torch.arange(width) < length.unsqueeze(1)
-        attention = None if bool(present.all()) else present.long().to(self.model.device)
-        ids = batch.ids[rows, :width].to(self.model.device)
-        if self._plain_head:
-            return self._head(self._base(input_ids=ids, attention_mask=attention, use_cache=False)[row, token - 1])
-        logits: Tensor = self.model(input_ids=ids, attention_mask=attention, use_cache=False).logits
-        return logits[row, token - 1]
+        return {
+            "input_ids": batch.ids[rows, :width].to(self.model.device),
+            "attention_mask": None if bool(present.all()) else present.long().to(self.model.device),
+            "use_cache": False,
+        }
 
     def _base(self, **inputs: object) -> Tensor:
         hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
         return hidden
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        return self.model.get_output_embeddings()(hidden)  # type: ignore[no-any-return]
+    def _head(self) -> nn.Module:
+        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _head_is_plain(self, ids: Tensor) -> bool:
@@ -194,29 +195,29 @@ class Scorer:
         The two are the same operations on the same numbers, so they agree to the last bits; a cap of small logits
         changes little more than that.
         """
-        if self.model.get_output_embeddings() is None:
+        if self._head() is None:
             return False
         ids = ids.to(self.model.device)
         expected = self.model(input_ids=ids, use_cache=False).logits
-        found = self._head(self._base(input_ids=ids, use_cache=False))
+        found = self._head()(self._base(input_ids=ids, use_cache=False))
         tolerance = 8 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
         return found.shape == expected.shape and float((found - expected).abs().max()) <= tolerance
 
     @torch.no_grad()
     def _sharing_is_exact(self, batch: EventBatch, piece: Piece) -> bool:
-        """Whether shared prompts give the logits of whole rows; some caches and attentions can't."""
+        """Whether shared prompts give the states of whole rows; some caches and attentions can't."""
         row, token = (each.to(self.model.device) for each in torch.nonzero(batch.mask[piece.rows], as_tuple=True))
         try:
-            found = self._head(self._hidden(batch, piece, row, token))
+            found = self._hidden_by_prompts(batch, piece, row, token)
         except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
             reason = f"{type(error).__name__}: {error}"
         else:
-            expected = self._logits_of_whole_rows(batch, piece.rows, row, token)
+            expected = self._base(**self._whole(batch, piece.rows))[row, token - 1]
             largest = float((found - expected).abs().max())
             tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
             if largest <= tolerance * float(expected.abs().max()):
                 return True
-            reason = f"logits differ by up to {largest:.2g}"
+            reason = f"hidden states differ by up to {largest:.2g}"
         logger.warning("%s can't share prompts (%s); each row is computed whole", type(self.model).__name__, reason)
         return False
 
