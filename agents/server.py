@@ -26,6 +26,7 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import HttpClient, Refused, Replica, Transport, as_json
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
+from srpo_env.agents.serving import vllm_commands
 from srpo_env.agents.weight_sync import (
     Sync,
     load_adapter,
@@ -35,6 +36,7 @@ from srpo_env.agents.weight_sync import (
     write_adapter,
     write_untied,
 )
+from srpo_env.config import Lora
 from srpo_env.errors import ContextExceeded, InvalidRecipe, PolicyError
 from srpo_env.models import Dtype, load_context_length, load_tokenizer, resolve_model
 from srpo_env.portal import on_background_loop, start_on_background_loop
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("srpo_env")
 
-_PROBE_TEMPERATURES = (1.0, 4.0)
+_PROBE_TEMPERATURES = (1.0, 2.0)
 _TOO_LONG = re.compile("context.length|maximum context|prompt is too long", re.IGNORECASE)
 
 
@@ -71,6 +73,9 @@ class ServerSettings(BaseModel):
         transport: `aiohttp` carries calls at a tenth of the cost; `httpx` heeds the proxies of the environment.
         dtype: Type of the weights that are trained.
         device: A torch device, or `auto`, for the weights that are trained.
+        lora: The adapter that is trained on the model; the recipe says so under `train`.
+        seed: Draws its first weights.
+        frozen: Whether nothing is trained.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -89,6 +94,9 @@ class ServerSettings(BaseModel):
     transport: Transport = "aiohttp"
     dtype: Dtype = "float32"
     device: str = "auto"
+    lora: Lora | None = None
+    seed: int = 0
+    frozen: bool = False
 
     @field_validator("urls", mode="before")
     @classmethod
@@ -121,7 +129,8 @@ class ServerPolicy:
         urls: See `ServerSettings`, as for all below.
         name: The policy's label, for messages.
         model, served_model, api_key_env, max_in_flight, timeout_s, attempts: See `ServerSettings`.
-        template_arguments, context_length, sync, sync_folder, transport, dtype, device: See `ServerSettings`.
+        template_arguments, context_length, sync, sync_folder, transport: See `ServerSettings`.
+        dtype, device, lora, seed, frozen: See `ServerSettings`.
 
     Raises:
         InvalidRecipe: A setting needs another one, a URL is none or holds a key, or the key's variable is not set.
@@ -148,6 +157,9 @@ class ServerPolicy:
         transport: Transport = "aiohttp",
         dtype: Dtype = "float32",
         device: str = "auto",
+        lora: Lora | None = None,
+        seed: int = 0,
+        frozen: bool = False,
     ) -> None:
         where = f"policies.{name}.sample"
         if model is None:
@@ -169,6 +181,7 @@ class ServerPolicy:
         self._sync_folder = None if sync_folder is None else Path(sync_folder)
         self._dtype: Dtype = dtype
         self._device = device
+        self._training: dict[str, Any] = {"lora": lora, "seed": seed, "frozen": frozen}
         self._adapter: str | None = None
         self._handed_over = False
         self._starting: asyncio.Task[_Served] | None = None
@@ -199,6 +212,23 @@ class ServerPolicy:
             MissingModel, UnknownName: The model is not there.
         """
         return cls(name=label, **dict(checked(ServerSettings, f"policies.{label}.sample", settings)))
+
+    @classmethod
+    def start_commands(cls, label: str, settings: Mapping[str, Any]) -> list[str]:
+        """Returns the commands that start vLLM servers for a policy; none for one without a model."""
+        known = checked(ServerSettings, f"policies.{label}.sample", settings)
+        if known.model is None:
+            return []
+        return vllm_commands(
+            known.urls,
+            known.model,
+            dtype=known.dtype,
+            served_model=known.served_model,
+            context_length=known.context_length,
+            sync=known.sync,
+            lora_rank=None if known.lora is None else known.lora.rank,
+            key_variable=known.api_key_env,
+        )
 
     @property
     def model(self) -> PreTrainedModel:
@@ -254,7 +284,7 @@ class ServerPolicy:
                 f"policies.{self.name}: it has a `train` block, and its server would go on with the weights it began "
                 "with. Set sample.sync to lora or checkpoint and give it a `model`, or leave `train` out."
             )
-        return LocalPolicy(self._model_name, name=self.name, dtype=self._dtype, device=self._device)
+        return LocalPolicy(self._model_name, name=self.name, dtype=self._dtype, device=self._device, **self._training)
 
     @cached_property
     def _folder(self) -> Path:

@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from srpo_env.adapters import has_adapter
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
+from srpo_env.agents.serving import adapter_room
+from srpo_env.config import Lora
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingExtra, PolicyError
 from srpo_env.models import Dtype, load_tokenizer, resolve_model
 from srpo_env.protocols import Sampled, SampleRequest
@@ -55,6 +58,9 @@ class VLLMSettings(BaseModel):
             equal outputs; otherwise calls share one running batch, which is faster.
         engine: Arguments of vLLM's engine by their names there, such as `max_model_len` or `max_lora_rank`.
             `gpu_memory_utilization` is 0.5 where nothing is said, for the learner needs room, too.
+        lora: The adapter that is trained on the model; the recipe says so under `train`.
+        seed: Draws its first weights.
+        frozen: Whether nothing is trained, so that the training copy is never made.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,6 +71,9 @@ class VLLMSettings(BaseModel):
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     deterministic: bool = True
     engine: dict[str, Any] = Field(default_factory=dict)
+    lora: Lora | None = None
+    seed: int = 0
+    frozen: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +109,7 @@ class VLLMPolicy:
     Args:
         model: A transformers folder, a registered name or a hub id.
         name: The policy's label, for messages.
-        dtype, device, template_arguments, deterministic, engine: See `VLLMSettings`.
+        dtype, device, template_arguments, deterministic, engine, lora, seed, frozen: See `VLLMSettings`.
 
     Raises:
         MissingExtra: vLLM is not installed.
@@ -120,6 +129,9 @@ class VLLMPolicy:
         template_arguments: Mapping[str, Any] | None = None,
         deterministic: bool = True,
         engine: Mapping[str, Any] | None = None,
+        lora: Lora | None = None,
+        seed: int = 0,
+        frozen: bool = False,
     ) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise MissingExtra(
@@ -139,7 +151,8 @@ class VLLMPolicy:
         self._deterministic = deterministic
         self._engine_arguments = dict(engine or {})
         # What is trained is a model like any other: loading, checking and changing it is the local backend's.
-        self._trained = LocalPolicy(model, name=name, dtype=dtype, device=device)
+        self._trained = LocalPolicy(model, name=name, dtype=dtype, device=device, lora=lora, seed=seed, frozen=frozen)
+        self._lora = lora
         self._engine: Any = None
         self._asleep = False
         self._adapter: Any = None
@@ -208,7 +221,7 @@ class VLLMPolicy:
             self._trained.load_weights(source, version)
         with self._using:
             engine = self._awake()
-            if getattr(self.model, "peft_config", None):
+            if has_adapter(self.model):
                 self._take_adapter(engine)
             else:
                 engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(_weights(self.model))})
@@ -268,6 +281,8 @@ class VLLMPolicy:
             "disable_log_stats": True,
             "gpu_memory_utilization": 0.5,
         }
+        if self._lora is not None:
+            arguments |= {"enable_lora": True, "max_lora_rank": adapter_room(self._lora.rank), "max_loras": 1}
         try:
             config = EngineArgs(**arguments | self._engine_arguments).create_engine_config()
         except (TypeError, ValueError) as error:

@@ -74,8 +74,8 @@ def add_adapter(model: PreTrainedModel, lora: Lora, seed: int) -> PreTrainedMode
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """The model below a `peft.PeftModel`, which stays as it is: modules of its own on the same weights."""
-    below: PreTrainedModel = _twin(model).unload()  # type: ignore[operator]
-    return below.eval()
+    below: PreTrainedModel = _twin(model).unload().eval()  # type: ignore[operator]
+    return below
 
 
 def _twin(model: PreTrainedModel) -> PreTrainedModel:

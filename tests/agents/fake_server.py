@@ -157,6 +157,8 @@ class FakeServer:
             self._completions += 1
             fault = self.fault(self._completions - 1, call.body)
         status, headers, body = fault if isinstance(fault, tuple) else (200, {}, self._body(call))
+        if not 0 <= (call.body or {}).get("temperature", 0) <= 2:
+            status, body = 400, {"message": "temperature must be in [0, 2]"}
         if body is None:
             status, body = 404, {"detail": "Not Found"}
         if isinstance(fault, str):

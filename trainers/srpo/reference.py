@@ -31,5 +31,5 @@ def reference_scorers(
 def _beginning(model: PreTrainedModel) -> PreTrainedModel:
     if has_adapter(model):
         return without_adapter(model)
-    frozen: PreTrainedModel = copy.deepcopy(model).requires_grad_(False)
-    return frozen.eval()
+    frozen: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval()
+    return frozen
