@@ -39,7 +39,7 @@ def test_every_workflow_that_ships_conforms(name: str) -> None:
 ARGUMENTS = {"calculator": {"expression": "17 * 24"}, "search": {"query": "mayor"}, "bm25": {"query": "rain"}}
 
 
-@pytest.mark.parametrize("name", sorted(registered("tool")))
+@pytest.mark.parametrize("name", sorted(set(registered("tool")) - {"http"}))  # which needs a server: test_retriever
 def test_every_tool_that_ships_conforms(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SRPO_ENV_CACHE", str(tmp_path / "cache"))
     corpus = tmp_path / "corpus.jsonl"

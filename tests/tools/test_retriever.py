@@ -24,6 +24,7 @@ from srpo_env import cli
 from srpo_env.agents.scripted import ScriptedPolicy
 from srpo_env.errors import InvalidInput, ToolUnavailable
 from srpo_env.registry import load
+from srpo_env.testing import check_tool
 from srpo_env.tools import HttpSearch, Passage, SearchIndex, SearchTool, retriever_app
 
 OSLO = Passage("7", "Oslo", "Rain falls in Oslo.", 0.0)
@@ -186,6 +187,11 @@ def test_a_dead_retriever_truncates_the_episode_and_scores_nobody(nobody: str) -
     calls = [call for event in events for member in event.members for call in member.tool_calls]
     assert calls
     assert all(call.unavailable and not call.ok and "is unavailable" in call.result for call in calls)
+
+
+def test_the_tool_conforms(server: Server) -> None:
+    server.replies = [said([[document("Oslo\nRain.")]])]
+    check_tool(HttpSearch(server.url), {"query": "rain"})
 
 
 def test_it_works_in_one_event_loop_after_another(server: Server) -> None:
