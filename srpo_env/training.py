@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from srpo_env.config import Recipe
+from srpo_env.errors import PolicyError
 from srpo_env.evaluation import SetResult, interval_of, result_of, scores_by_task
 from srpo_env.eventlog import read_events
 from srpo_env.jobs import Job
@@ -143,7 +144,9 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
     start = time.perf_counter()
     from srpo_env.batch import EventBatch
 
-    events = [event for episode in job.sample(run, update) for event in episode]
+    episodes = job.sample(run, update)
+    _require_one_sampled(episodes, update)
+    events = [event for episode in episodes for event in episode]
     sampled = time.perf_counter()
     job.rest()
     metrics = trainer.update(EventBatch.from_events(events))
@@ -162,6 +165,19 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
         "K": metrics.get("set_size_mean", float("nan")),
     }
     return "  ".join(f"{name} {value:.2f}" for name, value in shown.items() if value == value)
+
+
+def _require_one_sampled(episodes: Sequence[Sequence[Event]], update: int) -> None:
+    """Stops where a server or a tool is down for all: to go on would use up the tasks and teach nothing."""
+    ends = [events[-1] for events in episodes]
+    if any(end.truncated_by not in ("policy_error", "tool_unavailable") for end in ends):
+        return
+    said = [each.error for each in ends[0].members]
+    said += [call.result for each in ends[0].members for call in each.tool_calls if call.unavailable]
+    raise PolicyError(
+        f"update {update}: none of its {len(episodes)} episodes could be sampled; the first one: "
+        f"{next(filter(None, said), ends[0].truncated_by)} Mend it, and resume the run."
+    )
 
 
 @dataclass(frozen=True)

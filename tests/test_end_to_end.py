@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from srpo_env import EventLog, train
+from srpo_env.errors import PolicyError
 from srpo_env.runs import checkpoints, read_metrics
 from srpo_env.training import TrainResult
 
@@ -142,3 +143,43 @@ def test_policies_that_can_rest_do_so_while_the_learner_learns(tmp_path: Path, m
     monkeypatch.setattr(SRPOLearner, "update", noted("learn", SRPOLearner.update))
     train("arithmetic_tiny", [*SMALL, "updates=2", f"run={tmp_path / 'run'}"])
     assert did == ["sample", *["rest", "learn", "sample"] * 2]
+
+
+PAIR = """
+name: pair
+agents:
+  solver: {prompt: "{{ task.problem }}", parse: answer}
+  second: {prompt: "{{ task.problem }}", policy: second}
+nodes: {solve: {agents: [solver, second], next: end}}
+answer: solve.outputs[0].parsed
+"""
+FAILING = """
+from srpo_env.errors import PolicyError
+
+
+def fails(request):
+    if request.key.task >= FAILED:
+        return "4"
+    raise PolicyError("503 after 3 attempts.")
+"""
+
+
+def pair(tmp_path: Path, failed: int) -> TrainResult:
+    """Trains on two tasks, the first few of which the second policy fails on."""
+    (tmp_path / "failing.py").write_text(FAILING.replace("FAILED", str(failed)), encoding="utf-8")
+    (tmp_path / "pair.yaml").write_text(PAIR, encoding="utf-8")
+    scripted = f"{{backend: scripted, use: '{tmp_path / 'failing.py'}:fails'}}"
+    settings = [f"workflow={tmp_path / 'pair.yaml'}", "tasks.eval.size=2"]
+    settings += ["policies.second.model=tiny_arithmetic", f"policies.second.sample={scripted}"]
+    return train("arithmetic_tiny", [*settings, "rollout.tasks_per_batch=2", "updates=1", f"run={tmp_path / 'run'}"])
+
+
+def test_tasks_that_cannot_be_sampled_leave_the_others_of_the_batch(tmp_path: Path) -> None:  # B090
+    run = pair(tmp_path, failed=1)
+    (line,) = [line["metrics"] for line in read_metrics(Path(run.run)) if line["kind"] == "update"]
+    assert (line["policy_errors"], line["unscored"], line["episodes"]) == (8, 8, 16)
+
+
+def test_a_batch_of_which_nothing_could_be_sampled_ends_the_run(tmp_path: Path) -> None:  # B090
+    with pytest.raises(PolicyError, match=r"update 1: none of its 16 episodes .* 503 after 3 attempts\. Mend it"):
+        pair(tmp_path, failed=99)
