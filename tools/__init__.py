@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from srpo_env.tools.calculating import calculator
+    from srpo_env.tools.math_verification import MathVerifier, Verification
     from srpo_env.tools.search import Passage, SearchIndex, SearchTool
 
-__all__ = ["Passage", "SearchIndex", "SearchTool", "calculator"]
+__all__ = ["MathVerifier", "Passage", "SearchIndex", "SearchTool", "Verification", "calculator"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports a name when it is first used."""
     from importlib import import_module
 
-    modules = {"Passage": "search", "SearchIndex": "search", "SearchTool": "search", "calculator": "calculating"}
+    modules = {
+        "MathVerifier": "math_verification",
+        "Passage": "search",
+        "SearchIndex": "search",
+        "SearchTool": "search",
+        "Verification": "math_verification",
+        "calculator": "calculating",
+    }
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{modules[name]}"), name)
