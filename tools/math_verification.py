@@ -147,7 +147,7 @@ class _Worker(threading.Thread):
         super().__init__(name="math-verifier", daemon=True)
         self._queue, self._timeout_s = queue, timeout_s
         self.process: subprocess.Popen[str] | None = None
-        self.busy = False
+        self.busy = self.closed = False
         self.start()
 
     def run(self) -> None:
@@ -170,8 +170,11 @@ class _Worker(threading.Thread):
                 process.stdin.flush()
                 if reply := process.stdout.readline():
                     return Verification(*json.loads(reply))
-            _end(process)  # something outside ended it, which is no answer's fault: once more
+            _end(process)
             self.process = None
+            if self.closed:
+                return Verification("unscorable", "the verifier was closed")
+            # else something outside ended it, which is no answer's fault: once more
         return Verification("unscorable", f"the comparing process ended with code {process.returncode}")
 
 
@@ -211,6 +214,7 @@ def _stop(queue: SimpleQueue[_Request | None], workers: Sequence[_Worker]) -> No
                 request.verdict.set_result(Verification("unscorable", "the verifier was closed"))
     for worker in workers:
         queue.put(None)
+        worker.closed = True
         if worker.process is not None and worker.busy:
             _kill(worker.process)
 
