@@ -163,7 +163,7 @@ class Episode:
         )
         self._started = ended
         if self.done:
-            score = self._score(answer, event, failure)
+            score = await self._score(answer, event, failure)
             event = event.model_copy(update={"reward": score.value, "score_reason": score.reason})
         self.events.append(event)
         return event
@@ -418,10 +418,10 @@ class Episode:
             return None  # the answer's node was not reached
         return None if answer is None else str(answer)
 
-    def _score(self, answer: str | None, event: Event, failure: SrpoEnvError | None) -> Score:
+    async def _score(self, answer: str | None, event: Event, failure: SrpoEnvError | None) -> Score:
         if isinstance(failure, PolicyError):
             return Score(value=None, reason="policy error")
-        return self.tasks.score(self.task, answer, (*self.events, event))
+        return await self.tasks.score(self.task, answer, (*self.events, event))
 
     def _scope(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from srpo_env.records import Event, Record, Text
 from srpo_env.registry import is_reference, load, load_reference, registered
 from srpo_env.rewards import Score, exact_match
 
-Reward = Callable[["Task", str | None, Sequence[Event]], Score]
-"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's."""
+Reward = Callable[["Task", str | None, Sequence[Event]], Score | Awaitable[Score]]
+"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's.
+
+A function, or an `async` one where scoring takes long enough to hold up other episodes."""
 
 
 class Task(Record):
@@ -54,7 +56,8 @@ class TaskSet:
     """Tasks with the rewards that score them.
 
     >>> tasks = TaskSet("two", (Task(id="a", problem="1+1=", answers=("2",)),))
-    >>> tasks.score(tasks.tasks[0], "2", ()).value
+    >>> import asyncio
+    >>> asyncio.run(tasks.score(tasks.tasks[0], "2", ())).value
     1.0
     """
 
@@ -67,13 +70,15 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self.tasks)
 
-    def score(self, task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+    async def score(self, task: Task, answer: str | None, events: Sequence[Event]) -> Score:
         """Scores the answer with the reward of the task's own set.
 
         Raises:
             InvalidInput: The reward gave something other than a Score.
         """
         score = self.parts.get(task.set, self.reward)(task, answer, events)
+        if inspect.isawaitable(score):
+            score = await score
         if not isinstance(score, Score):
             raise InvalidInput(
                 f"task set {self.name!r}: the reward gave a {type(score).__name__} for task {task.id!r}; it returns an "
