@@ -95,6 +95,12 @@ _CHOICE = re.compile(r"\(?([A-Za-z])\)?\.?(?:\s*[:.)]\s*\S.*)?", re.DOTALL)
 _STATED_CHOICE = re.compile(r"(?:answer|option|choice)\W*(?:is|are)?\W*(?:option\s*)?\(?\b([A-J])\b", re.IGNORECASE)
 _TIME = re.compile(r"(\d{1,2}:\d{2}(?::\d{2})?)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _DOTS = re.compile(r"\\[lcd]?dots\b|\.\.\.|…|⋯")
+_LOOKS = [
+    (re.compile(r"\\[dt]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+    (re.compile("−"), "-"),
+]
 _SPACES = re.compile(r"\\[,;:! ]|\\q?quad|~|\s")
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)(?P<whole>[1-9]\d{0,2}(?:(?:,\d{3}){1,100}|(?: \d{3}){1,100})|\d{1,400})?"
@@ -264,15 +270,8 @@ def same_text(first: str, second: str) -> bool:
 
 
 def _look(text: str) -> str:
-    for plain, written in (
-        (r"\frac", r"\dfrac"),
-        (r"\frac", r"\tfrac"),
-        ("", r"\left"),
-        ("", r"\right"),
-        (r"\emptyset", r"\varnothing"),
-        ("-", "−"),
-    ):
-        text = re.sub(re.escape(written) + r"(?![A-Za-z])", lambda _, plain=plain: plain, text)
+    for written, plain in _LOOKS:
+        text = written.sub(plain, text)
     return _SPACES.sub("", text)
 
 
@@ -363,4 +362,4 @@ def same_number(first: Fraction, first_decimal: bool, second: Fraction, second_d
     """
     if first == second or not (first_decimal or second_decimal):
         return first == second
-    return abs(first - second) * 2_000_000 <= min(1, 2 * max(abs(first), abs(second)))
+    return abs(first - second) * 2_000_000 <= min(Fraction(1), 2 * max(abs(first), abs(second)))
