@@ -13,10 +13,14 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import math_verify
+from antlr4.atn.ParserATNSimulator import ParserATNSimulator, PredictionMode
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader
+from math_verify import parser as reading
 from sympy import Basic, Expr, Float, MatrixBase, N
 
 from srpo_env.tools.math_answers import Answer
@@ -26,6 +30,7 @@ MEMORY_BYTES = 2 * 1024**3
 
 _LATEX, _EXPRESSION = LatexExtractionConfig(), ExprExtractionConfig()
 _library_numeric_eq = grader.sympy_numeric_eq
+_library_latex2sympy = reading.latex2sympy
 
 
 def compare(gold: Answer, answer: Answer, tolerance: float = 0.0) -> tuple[str, str]:
@@ -63,6 +68,33 @@ def _near(first: Any, second: Any, tolerance: float) -> bool:
         and all(each.is_real and each.is_number for each in values)
         and bool(abs(values[0] - values[1]) <= tolerance)
     )
+
+
+def _latex2sympy(*arguments: Any, **settings: Any) -> Any:
+    """latex2sympy with ANTLR's two stages: what SLL, a third of the cost, can't parse goes to LL (Parr et al., 2014).
+
+    Where SLL finds a parse it is that of LL.
+    """
+    try:
+        with _sll():
+            return _library_latex2sympy(*arguments, **settings)
+    except Exception:  # noqa: BLE001 -- LL raises it again if it is the text's fault
+        return _library_latex2sympy(*arguments, **settings)
+
+
+@contextmanager
+def _sll() -> Iterator[None]:
+    start = ParserATNSimulator.__init__
+
+    def start_in_sll(self: Any, *arguments: Any) -> None:
+        start(self, *arguments)
+        self.predictionMode = PredictionMode.SLL
+
+    ParserATNSimulator.__init__ = start_in_sll
+    try:
+        yield
+    finally:
+        ParserATNSimulator.__init__ = start
 
 
 def _numeric_eq(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
@@ -110,7 +142,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
-    grader.sympy_numeric_eq = _numeric_eq
+    grader.sympy_numeric_eq, reading.latex2sympy = _numeric_eq, _latex2sympy
     compare(Answer(r"\frac{1}{2}"), Answer(r"\sqrt{2}"))  # fills the tables of the grammar, for every child
     while (child := os.fork()) != 0:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
