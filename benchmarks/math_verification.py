@@ -2,8 +2,8 @@
 
     python benchmarks/math_verification.py DATA [agreement throughput stall fuzz]
 
-DATA is the folder of the large data files. Times are CPU seconds of all processes, workers warm; per second of two cores
-means twice the rate of one CPU second.
+DATA is the folder of the large data files. Times are CPU seconds of all processes, workers warm and references seen
+before; per second of two cores means twice the rate of one CPU second.
 """
 
 import asyncio

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TextIO
 
 import math_verify
@@ -35,7 +36,7 @@ _library_latex2sympy = reading.latex2sympy
 
 def compare(gold: Answer, answer: Answer, tolerance: float = 0.0) -> tuple[str, str]:
     """Returns the verdict, and why; numbers that differ by at most `tolerance` are equal too."""
-    references = _read(gold) or _read(Answer(gold.text))
+    references = _references(gold)
     if not references:
         return "unscorable", "the reference answer can't be read as mathematics"
     found = _read(answer)
@@ -47,6 +48,12 @@ def compare(gold: Answer, answer: Answer, tolerance: float = 0.0) -> tuple[str, 
     if not right and tolerance:
         right = any(_near(one, other, tolerance) for one in references for other in found)
     return ("right", "equal") if right else ("wrong", "not equal")
+
+
+@lru_cache(maxsize=4096)
+def _references(gold: Answer) -> list[Basic | MatrixBase]:
+    """What a reference says; it is asked for once per sample of its task, so it is kept."""
+    return _read(gold) or _read(Answer(gold.text))
 
 
 def _read(answer: Answer) -> list[Basic | MatrixBase]:
