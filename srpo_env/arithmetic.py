@@ -1,10 +1,11 @@
-"""The task set `arithmetic`: sums made on the spot, from a seed, with no file."""
+"""The task set `arithmetic`: problems made on the spot, from a seed, with no file."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 
+from srpo_env.arithmetic_families import FAMILIES, SUMS, Problem
 from srpo_env.errors import InvalidInput
 from srpo_env.tasks import Task, TaskSet
 
@@ -21,66 +22,91 @@ def arithmetic(
     high: int = 99,
     operations: str = "+",
     template: str = "{sum}=",
+    family: str = "sum",
+    difficulty: int | None = None,
 ) -> TaskSet:
-    """Sums such as `37+58=`.
+    """Sums such as `37+58=`, chains of operations, word problems and linear equations.
 
-    Whether a sum belongs to the train or the test split is decided by a hash of the sum itself, so that the splits
-    never overlap, whatever the seeds and settings; `12+34=` and `34+12=` are in the same one.
+    Whether a problem belongs to the train or the test split is decided by a hash of what it asks, so that the splits
+    never overlap, whatever the seeds, settings and names; `12+34=` and `34+12=` are in the same one.
 
     Args:
-        split: `train` (80% of all sums) or `test`.
-        seed: Decides which sums are drawn.
+        split: `train` (80% of all problems) or `test`.
+        seed: Decides which problems are drawn.
         size: Number of different tasks.
         terms: Numbers in a sum.
         low, high: Range of each number, both included.
         operations: The signs to draw from, out of `+-*`.
         template: The problem's text; `{sum}` stands for the sum.
+        family: `sum`, `chain`, `word` or `linear`; the four settings of numbers and the template are for sums.
+        difficulty: 1 to 5; for sums it sets terms, range and operations.
 
     Raises:
-        InvalidInput: A setting breaks a rule, or there are fewer than `size` different sums.
+        InvalidInput: A setting breaks a rule, or there are fewer than `size` different problems.
 
     >>> arithmetic(size=1, seed=3).tasks[0].problem
     '39+56='
     """
-    if split not in ("train", "test"):
-        raise InvalidInput(f"task set 'arithmetic': split {split!r}; it has train and test.")
-    numbers = {"seed": seed, "size": size, "terms": terms, "low": low, "high": high}
-    for name, value in numbers.items():
-        if not isinstance(value, int):
-            raise InvalidInput(f"task set 'arithmetic': {name} is {value!r}; it is a whole number.")
-    if not 0 <= low <= high or size < 1 or terms < 2:
-        raise InvalidInput(
-            f"task set 'arithmetic': size {size}, terms {terms}, low {low}, high {high}; at least one task and two "
-            "terms, and 0 <= low <= high."
-        )
+    _refuse_unknown(split, family, difficulty)
+    if family == "sum" and difficulty is not None:
+        terms, low, high, operations = SUMS[difficulty]
+    _refuse_wrong_numbers({"seed": seed, "size": size, "terms": terms, "low": low, "high": high})
     if not operations or set(operations) - set("+-*") or "{sum}" not in template:
         raise InvalidInput(
             f"task set 'arithmetic': operations {operations!r}, template {template!r}; operations are out of '+-*', "
             "and the template holds `{sum}`."
         )
     draw = random.Random(f"arithmetic/{split}/{seed}")
-    tasks: dict[str, Task] = {}
-    misses = 0
-    while len(tasks) < size:
+
+    def problem() -> Problem:
+        if family != "sum":
+            return FAMILIES[family](draw, difficulty or 1)
         sum_ = str(draw.randint(low, high))
         for _ in range(terms - 1):
             sum_ += draw.choice(operations) + str(draw.randint(low, high))
-        if sum_ in tasks or split_of(sum_) != split:
+        return Problem(sum_, template.replace("{sum}", sum_), _value(sum_), terms - 1)
+
+    tasks: dict[str, Task] = {}
+    misses = 0
+    while len(tasks) < size:
+        found = problem()
+        if found.content in tasks or split_of(found.content) != split:
             misses += 1
             if misses > 1000 + 50 * size:
                 raise InvalidInput(
-                    f"task set 'arithmetic': size {size}, but only about {len(tasks)} different sums of split "
-                    f"{split!r} exist with these settings; ask for fewer, or widen low..high."
+                    f"task set 'arithmetic': size {size}, but only about {len(tasks)} different {family}s of split "
+                    f"{split!r} exist with these settings; ask for fewer, or widen the range or the difficulty."
                 )
             continue
-        tasks[sum_] = Task(
-            id=f"{split}-{sum_}",
-            problem=template.replace("{sum}", sum_),
-            answers=(str(_value(sum_)),),
-            meta={"operations": terms - 1},
+        tasks[found.content] = Task(
+            id=f"{split}-{found.content}",
+            problem=found.text,
+            answers=(str(found.answer),),
+            meta={"operations": found.operations},
             set="arithmetic",
         )
     return TaskSet("arithmetic", tuple(tasks.values()))
+
+
+def _refuse_unknown(split: str, family: str, difficulty: int | None) -> None:
+    if split not in ("train", "test"):
+        raise InvalidInput(f"task set 'arithmetic': split {split!r}; it has train and test.")
+    if family not in ("sum", *FAMILIES) or difficulty not in (None, *SUMS):
+        raise InvalidInput(
+            f"task set 'arithmetic': family {family!r}, difficulty {difficulty!r}; families are sum, "
+            f"{', '.join(FAMILIES)}, and the difficulty is 1 to 5."
+        )
+
+
+def _refuse_wrong_numbers(numbers: dict[str, int]) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int):
+            raise InvalidInput(f"task set 'arithmetic': {name} is {value!r}; it is a whole number.")
+    if not 0 <= numbers["low"] <= numbers["high"] or numbers["size"] < 1 or numbers["terms"] < 2:
+        raise InvalidInput(
+            "task set 'arithmetic': size {size}, terms {terms}, low {low}, high {high}; at least one task and two "
+            "terms, and 0 <= low <= high.".format_map(numbers)
+        )
 
 
 def split_of(sum_: str) -> str:

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -515,7 +516,18 @@ def _names(kind: str) -> list[tuple[str, str]]:
         return [(name, _description(path)) for name, path in _yaml_files(kind).items()]
     from srpo_env.registry import registered
 
-    return [(name, point.value) for name, point in sorted(registered(KINDS[kind]).items())]
+    points = sorted(registered(KINDS[kind]).items())
+    return [(name, _about(point) if kind == "tasks" else point.value) for name, point in points]
+
+
+def _about(point: EntryPoint) -> str:
+    """What a task set says of itself: its splits, its licence and how to get it."""
+    try:
+        found = point.load()
+    except ImportError as error:
+        return f"{point.value} (can't be imported: {error})"
+    about = getattr(found, "about", None) or (found.__doc__ or "").strip().partition("\n")[0]
+    return str(about or point.value)
 
 
 def _yaml_files(kind: str) -> dict[str, Path]:

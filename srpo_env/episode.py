@@ -160,7 +160,7 @@ class Episode:
         )
         self._started = ended
         if self.done:
-            score = self._score(answer, event)
+            score = await self._score(answer, event)
             event = event.model_copy(update={"reward": score.value, "score_reason": score.reason})
         self.events.append(event)
         return event
@@ -428,10 +428,10 @@ class Episode:
             return None  # the answer's node was not reached
         return None if answer is None else str(answer)
 
-    def _score(self, answer: str | None, event: Event) -> Score:
+    async def _score(self, answer: str | None, event: Event) -> Score:
         if event.truncated_by in ("policy_error", "tool_unavailable"):
             return Score(value=None, reason=event.truncated_by.replace("_", " "))
-        return self.tasks.score(self.task, answer, (*self.events, event))
+        return await self.tasks.score(self.task, answer, (*self.events, event))
 
     def _scope(self) -> dict[str, Any]:
         return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,47 +24,77 @@ _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _QUOTED = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\w).])[-+])?(?:(?:\d{1,3}(?:,\d{3}){1,100}(?![,\d])|\d+)(?:\.\d+)?|\.\d+)")
 _MOST_DIGITS = 400
-_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(
+    r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\+(?:boxed|fbox)\s+(?P<number>-?\d+(?:[.,/]\d+)*)|\\.|[{}]", re.DOTALL
+)
 
 
 class Unread(ValueError):
     """Raised by a parser that found nothing acceptable; the message says what was looked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Box:
+    r"""One complete \boxed{...} or \fbox{...}: its content, and where it begins and ends in the text."""
+
+    content: str
+    start: int
+    end: int
+
+
+def boxes(text: str) -> list[Box]:
+    r"""Returns the complete boxes of a text in its order, braces counted; none where the last one is left open.
+
+    A box inside a box is part of the outer one's content; a box that holds nothing but a box gives the inner one's.
+    A number may stand without braces: `\boxed 7`. Takes time linear in the text.
+
+    >>> [box.content for box in boxes(r"\boxed{\frac{1}{2}} or \fbox{3}")]
+    ['\\frac{1}{2}', '3']
+    """
+    if "boxed" not in text and "fbox" not in text:
+        return []
+    opened: list[re.Match[str]] = []
+    found: list[tuple[int, int, int, int]] = []  # of each box: where it and its content begin and end
+    for match in _BRACE.finditer(text):
+        if match["number"] is not None:
+            found.append((match.start(), match.end(), match.start("number"), match.end()))
+        elif match["box"] is not None or match.group() == "{":
+            opened.append(match)
+        elif match.group() == "}" and opened:
+            opener = opened.pop()
+            if opener["box"] is not None:
+                start, end = opener.end(), match.start()
+                inside = []
+                while found and found[-1][0] >= start:
+                    inside.append(found.pop())
+                if len(inside) == 1 and not text[start : inside[0][0]].strip() + text[inside[0][1] : end].strip():
+                    start, end = inside[0][2:]
+                found.append((opener.start(), match.end(), start, end))
+    left_open = [opener.start() for opener in opened if opener["box"] is not None]
+    if left_open and (not found or left_open[-1] > found[-1][0]):
+        return []
+    return [Box(text[start:end].strip(), first, last) for first, last, start, end in found]
+
+
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last complete \boxed{...}, braces counted; None where there is none.
+    r"""Returns the content of the last \boxed{...}; None where there is none, or it is left open.
 
-    A box that holds nothing but a box gives the inner one's content. Takes time linear in the text.
-
-    >>> last_boxed(r"so \boxed{\frac{1}{2}}.")
+    >>> last_boxed(r"first \boxed{3}, so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    opened: list[re.Match[str]] = []
-    found: tuple[int, int] | None = None
-    outer: tuple[int, int] | None = None
-    for match in _BRACE.finditer(text):
-        token = match.group()
-        if token.endswith("{") and token != "\\{":
-            opened.append(match)
-        elif token == "}" and opened:
-            opener = opened.pop()
-            if opener.group() == "{":
-                continue
-            start, end = opener.end(), match.start()
-            holds_only_a_box = (
-                outer is not None
-                and start <= outer[0]
-                and not text[start : outer[0]].strip() + text[outer[1] : end].strip()
-            )
-            if not holds_only_a_box:
-                found = (start, end)
-            outer = (opener.start(), match.end())
-    return None if found is None else text[found[0] : found[1]].strip()
+    found = boxes(text)
+    return found[-1].content if found else None
 
 
 def after_thinking(text: str) -> str:
-    """Returns the text without its <think> blocks: what is said in them is not the answer."""
-    return _THINK.sub("", text) if "<think>" in text else text
+    """Returns the text without its <think> blocks: what is said in them is not the answer.
+
+    Where a chat template has put the opening tag into the prompt, all up to the first </think> is such a block.
+    """
+    if "<think>" in text:
+        text = _THINK.sub("", text)
+    before, closed, after = text.partition("</think>")
+    return after if closed else before
 
 
 def _text(text: str) -> str:

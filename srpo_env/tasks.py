@@ -1,15 +1,14 @@
 """What is to be solved: tasks, task sets, and where they come from.
 
 A task set is a list of tasks and the reward that scores an answer to one. It comes from a registered name (entry point
-group `srpo_env.tasks`), a JSON Lines file, or Python.
+group `srpo_env.tasks`), rows of a file or of the hub (`task_rows`), or Python.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,12 @@ from srpo_env.errors import InvalidInput, InvalidTask, UnknownName, nearest
 from srpo_env.records import Event, Record, Text
 from srpo_env.registry import is_reference, load, load_reference, registered
 from srpo_env.rewards import Score, exact_match
+from srpo_env.task_rows import is_rows, read_rows
 
-Reward = Callable[["Task", str | None, Sequence[Event]], Score]
-"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's."""
+Reward = Callable[["Task", str | None, Sequence[Event]], Score | Awaitable[Score]]
+"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's.
+
+A function, or an `async` one where scoring takes long enough to hold up other episodes."""
 
 
 class Task(Record):
@@ -54,7 +56,8 @@ class TaskSet:
     """Tasks with the rewards that score them.
 
     >>> tasks = TaskSet("two", (Task(id="a", problem="1+1=", answers=("2",)),))
-    >>> tasks.score(tasks.tasks[0], "2", ()).value
+    >>> import asyncio
+    >>> asyncio.run(tasks.score(tasks.tasks[0], "2", ())).value
     1.0
     """
 
@@ -67,13 +70,15 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self.tasks)
 
-    def score(self, task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+    async def score(self, task: Task, answer: str | None, events: Sequence[Event]) -> Score:
         """Scores the answer with the reward of the task's own set.
 
         Raises:
             InvalidInput: The reward gave something other than a Score.
         """
         score = self.parts.get(task.set, self.reward)(task, answer, events)
+        if inspect.isawaitable(score):
+            score = await score
         if not isinstance(score, Score):
             raise InvalidInput(
                 f"task set {self.name!r}: the reward gave a {type(score).__name__} for task {task.id!r}; it returns an "
@@ -98,8 +103,9 @@ def load_tasks(
     """Returns a task set.
 
     Args:
-        use: A registered name, a `.jsonl` file, `module:attr` of a function with the signature of a registered one, a
-            TaskSet, a list of Tasks, or a list of any of these, which are joined.
+        use: A registered name, a .jsonl, .csv or .parquet file, `datasets:ORG/NAME` on the hub, `module:attr` of a
+            function with the signature of a registered one, a TaskSet, a list of Tasks, or a list of any of these,
+            which are joined.
         split: `train`, `test` or another one that the set has; a file has one split, whatever it is called.
         limit: Keeps the first tasks.
         columns: For a file: its names for `id`, `problem`, `answer`, as {"question": "problem"}.
@@ -162,12 +168,12 @@ def join(sets: Iterable[TaskSet]) -> TaskSet:
 
 
 def _named(name: str, *, split: str, columns: Mapping[str, str] | None, settings: dict[str, Any]) -> TaskSet:
-    if name.endswith((".jsonl", ".json")):
+    if is_rows(name):
         if settings:
             raise InvalidInput(
                 f"task file {name}: unknown setting {next(iter(settings))!r}; a file takes only `columns`."
             )
-        return read_jsonl(name, columns=columns)
+        return read_tasks(name, columns, split=split)
     if not is_reference(name) and name not in registered("task set"):
         known = registered("task set")
         raise UnknownName(
@@ -188,46 +194,58 @@ def _named(name: str, *, split: str, columns: Mapping[str, str] | None, settings
     return made
 
 
-def read_jsonl(path: str | Path, columns: Mapping[str, str] | None = None) -> TaskSet:
-    """Reads tasks from JSON Lines: `id, problem, answer` (text or number) or `answers` (a list); the rest is `meta`.
+def read_tasks(
+    use: str | Path,
+    columns: Mapping[str, str] | None = None,
+    *,
+    split: str = "train",
+    name: str | None = None,
+    reward: Reward = exact_match,
+) -> TaskSet:
+    """Reads tasks from rows of `id, problem, answer` (text or number) or `answers` (a list); the rest is `meta`.
+
+    Args:
+        use: A .jsonl, .csv or .parquet file, or `datasets:ORG/NAME` on the hub.
+        columns: The rows' names for `id`, `problem`, `answer`, as {"question": "problem"}.
+        split: Of a data set of the hub.
+        name: Of the set; the file's by default.
+        reward: Scores an answer.
 
     Raises:
-        InvalidTask: The file can't be read or is empty, or a row is not JSON, has no answer or repeats an id; with its
-            line.
+        InvalidTask: The rows can't be read, there are none, or one has no answer or repeats an id; with its place.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidTask(
-            f"task file {path} can't be read: {error.strerror}; give the path of a .jsonl file."
-        ) from error
+    name = name or Path(str(use).partition(":")[2] or use).stem
+    return tasks_of(read_rows(use, split), name, columns=columns, reward=reward, source=str(use))
+
+
+def tasks_of(
+    rows: Iterable[tuple[str, dict[str, Any]]],
+    name: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    reward: Reward = exact_match,
+    source: str | None = None,
+) -> TaskSet:
+    """Makes a task set of rows, each with the place that errors name, `file:line`; see `read_tasks`."""
     tasks: list[Task] = []
-    lines: dict[str, int] = {}
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        task = _task(path, number, line, columns or {})
-        if task.id in lines:
+    numbers: dict[str, str] = {}
+    for place, row in rows:
+        number = place.rpartition(":")[2]  # of the line or row
+        task = _task(place, number, row, columns or {}, name)
+        if task.id in numbers:
             raise InvalidTask(
-                f"{path}:{number}: id {task.id!r} stands in line {lines[task.id]} too; ids are unique in a file."
+                f"{place}: id {task.id!r} stands in line {numbers[task.id]} too; ids are unique in a file."
             )
-        lines[task.id] = number
+        numbers[task.id] = number
         tasks.append(task)
     if not tasks:
-        raise InvalidTask(f"task file {path} has no rows; each line is one JSON object with id, problem and answer.")
-    return TaskSet(path.stem, tuple(tasks))
-
-
-def _task(path: Path, number: int, line: bytes, columns: Mapping[str, str]) -> Task:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidTask(f"{path}:{number}: not JSON ({error}); each line is one JSON object.") from error
-    if not isinstance(row, dict):
         raise InvalidTask(
-            f"{path}:{number}: a {type(row).__name__}; each line is one JSON object with id, problem and answer."
+            f"task file {source or name} has no rows; each line is one JSON object with id, problem and answer."
         )
+    return TaskSet(name, tuple(tasks), reward=reward)
+
+
+def _task(place: str, number: str, row: dict[str, Any], columns: Mapping[str, str], set_: str) -> Task:
     row = {columns.get(key, key): value for key, value in row.items()}
     if "answers" not in row and "answer" in row:
         row["answers"] = row.pop("answer")
@@ -235,13 +253,13 @@ def _task(path: Path, number: int, line: bytes, columns: Mapping[str, str]) -> T
         if row.get(key) in (None, "", []):
             shown = "answer" if key == "answers" else key
             raise InvalidTask(
-                f"{path}:{number}: no {shown}; a task needs id, problem and answer. Its keys are {', '.join(row)}; "
+                f"{place}: no {shown}; a task needs id, problem and answer. Its keys are {', '.join(row)}; "
                 f"`columns: {{your_name: {shown}}}` renames one."
             )
     id_ = row.pop("id", None)
     known = {"id": str(number if id_ is None else id_), "problem": row.pop("problem"), "answers": row.pop("answers")}
     try:
-        return Task(**known, meta=row.pop("meta", {}) | row, set=path.stem)
+        return Task(**known, meta=row.pop("meta", {}) | row, set=set_)
     except (ValidationError, TypeError) as error:
         what = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("meta",), "msg": str(error)}
-        raise InvalidTask(f"{path}:{number}: {'.'.join(map(str, what['loc']))}: {what['msg']}.") from error
+        raise InvalidTask(f"{place}: {'.'.join(map(str, what['loc']))}: {what['msg']}.") from error

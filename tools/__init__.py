@@ -6,10 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from srpo_env.tools.calculating import calculator
+    from srpo_env.tools.math_verification import MathVerifier, Verification
     from srpo_env.tools.retriever import HttpSearch, retriever_app
     from srpo_env.tools.search import Passage, SearchIndex, SearchTool
 
-__all__ = ["HttpSearch", "Passage", "SearchIndex", "SearchTool", "calculator", "retriever_app"]
+__all__ = [
+    "HttpSearch",
+    "MathVerifier",
+    "Passage",
+    "SearchIndex",
+    "SearchTool",
+    "Verification",
+    "calculator",
+    "retriever_app",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,9 +28,11 @@ def __getattr__(name: str) -> Any:
 
     modules = {
         "HttpSearch": "retriever",
+        "MathVerifier": "math_verification",
         "Passage": "search",
         "SearchIndex": "search",
         "SearchTool": "search",
+        "Verification": "math_verification",
         "calculator": "calculating",
         "retriever_app": "retriever",
     }

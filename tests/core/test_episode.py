@@ -61,6 +61,23 @@ def test_an_unscorable_task_gives_no_reward_and_the_reason(started: Started, adv
     assert (event.reward, event.score_reason) == (None, "no reference answer")
 
 
+def test_a_reward_may_take_its_time_without_holding_up_the_loop(started: Started) -> None:
+    other = asyncio.Event()
+
+    async def reward(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+        await asyncio.wait_for(other.wait(), 60)  # set by what runs beside it
+        return Score(value=0.5, reason="half")
+
+    async def beside() -> Event:
+        async def later() -> None:
+            other.set()
+
+        event, _ = await asyncio.gather(started("single_agent", reward=reward).advance([r"\boxed{4}"]), later())
+        return event
+
+    assert asyncio.run(beside()).reward == 0.5
+
+
 def test_the_reward_sees_all_events_of_the_episode(started: Started, advance: Advance) -> None:
     seen: list[int] = []
 

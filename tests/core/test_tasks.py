@@ -1,16 +1,18 @@
 """Do tasks come whole from where they are, and does each keep its own reward?"""
 
+import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from srpo_env.errors import InvalidInput, InvalidTask, SrpoEnvError, UnknownName
+from srpo_env.errors import InvalidInput, InvalidTask, MissingExtra, SrpoEnvError, UnknownName
 from srpo_env.records import Event
 from srpo_env.rewards import Score, exact_match
-from srpo_env.tasks import Task, TaskSet, join, load_tasks, read_jsonl
+from srpo_env.tasks import Task, TaskSet, join, load_tasks, read_tasks
 
 ROWS: dict[str, int] = {
     "aime24": 30,
@@ -29,6 +31,10 @@ ROWS: dict[str, int] = {
 
 def half(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
     return Score(value=0.5, reason="half")
+
+
+def value(tasks: TaskSet, task: Task, answer: str | None, events: Sequence[Event]) -> float | None:
+    return asyncio.run(tasks.score(task, answer, events)).value
 
 
 def write(folder: Path, *rows: Any, name: str = "some.jsonl") -> Path:
@@ -57,7 +63,7 @@ def test_every_row_of_the_math_file_loads(data_dir: Path, name: str, rows: int) 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_reference_answer_of_the_math_file_is_right(data_dir: Path, name: str) -> None:
     tasks = load_tasks(data_dir / "math" / f"{name}.jsonl")
-    wrong = [task.id for task in tasks.tasks if tasks.score(task, f"\\boxed{{{task.answers[0]}}}", ()).value != 1]
+    wrong = [task.id for task in tasks.tasks if value(tasks, task, f"\\boxed{{{task.answers[0]}}}", ()) != 1]
     assert wrong == []
 
 
@@ -68,7 +74,7 @@ def test_all_math_files_can_be_joined(data_dir: Path) -> None:
 
 def test_a_row_becomes_a_task_and_the_rest_of_it_meta(tmp_path: Path) -> None:
     path = write(tmp_path, {"id": "x", "problem": "1+1=", "answer": "2", "level": 5})
-    assert read_jsonl(path).tasks == (Task(id="x", problem="1+1=", answers=("2",), meta={"level": 5}, set="some"),)
+    assert read_tasks(path).tasks == (Task(id="x", problem="1+1=", answers=("2",), meta={"level": 5}, set="some"),)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_a_row_becomes_a_task_and_the_rest_of_it_meta(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["answer", "answers"])
 def test_an_answer_may_be_text_a_number_or_a_list(tmp_path: Path, key: str, answer: Any, answers: tuple[str]) -> None:
     path = write(tmp_path, {"id": "x", "problem": "p", key: answer})
-    assert read_jsonl(path).tasks[0].answers == answers
+    assert read_tasks(path).tasks[0].answers == answers
 
 
 def test_columns_are_renamed(tmp_path: Path) -> None:
@@ -90,21 +96,21 @@ def test_columns_are_renamed(tmp_path: Path) -> None:
 
 def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
     rows = {"problem": "p", "answer": "1"}, {"id": None, "problem": "p", "answer": "1"}
-    assert [task.id for task in read_jsonl(write(tmp_path, *rows)).tasks] == ["1", "2"]
+    assert [task.id for task in read_tasks(write(tmp_path, *rows)).tasks] == ["1", "2"]
 
 
 def test_empty_lines_are_left_out_and_lines_counted_with_them(tmp_path: Path) -> None:
     row = {"problem": "p", "answer": "1"}
-    assert [task.id for task in read_jsonl(write(tmp_path, b"", row, b"  ", row, b"")).tasks] == ["2", "4"]
+    assert [task.id for task in read_tasks(write(tmp_path, b"", row, b"  ", row, b"")).tasks] == ["2", "4"]
 
 
 def test_a_line_separator_in_a_problem_does_not_cut_the_row(tmp_path: Path) -> None:
     line = json.dumps({"id": "x", "problem": "a\u2028b\u0085c", "answer": "1"}, ensure_ascii=False).encode()
-    assert read_jsonl(write(tmp_path, line)).tasks[0].problem == "a\u2028b\u0085c"
+    assert read_tasks(write(tmp_path, line)).tasks[0].problem == "a\u2028b\u0085c"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_row(tmp_path: Path) -> None:
-    assert len(read_jsonl(write(tmp_path, b'\xef\xbb\xbf{"id": "x", "problem": "p", "answer": "1"}'))) == 1
+    assert len(read_tasks(write(tmp_path, b'\xef\xbb\xbf{"id": "x", "problem": "p", "answer": "1"}'))) == 1
 
 
 GOOD = {"id": "x", "problem": "p", "answer": "1"}
@@ -133,7 +139,7 @@ GOOD = {"id": "x", "problem": "p", "answer": "1"}
 def test_a_wrong_row_is_named_by_file_and_line(tmp_path: Path, row: Any, why: str) -> None:
     path = write(tmp_path, GOOD, b"", row)
     with pytest.raises(InvalidTask, match=f"^{path}:3: {why}"):
-        read_jsonl(path)
+        read_tasks(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -203,13 +209,13 @@ def test_joined_sets_keep_their_own_rewards(tmp_path: Path) -> None:
     strict = TaskSet("strict", (a("1"),))
     generous = TaskSet("generous", (a("2"),), reward=half)
     joined = load_tasks([strict, generous])
-    assert [joined.score(task, "5", ()).value for task in joined.tasks] == [0.0, 0.5]
+    assert [value(joined, task, "5", ()) for task in joined.tasks] == [0.0, 0.5]
 
 
 def test_a_set_that_was_joined_before_keeps_its_rewards() -> None:
     inner = join([TaskSet("a", (a("1"),), reward=half), TaskSet("b", (a("2"),))])
     outer = join([inner, TaskSet("c", (a("3"),))])
-    assert [outer.score(task, "5", ()).value for task in outer.tasks] == [0.5, 0.0, 0.0]
+    assert [value(outer, task, "5", ()) for task in outer.tasks] == [0.5, 0.0, 0.0]
 
 
 def test_ids_that_clash_get_the_name_of_their_set(tmp_path: Path) -> None:
@@ -228,14 +234,45 @@ def test_two_sets_of_the_same_name_are_not_joined() -> None:
 def test_a_given_reward_replaces_those_of_all_joined_sets() -> None:
     sets = [TaskSet("a", (a("1"),)), TaskSet("b", (a("2"),), reward=half)]
     found = load_tasks(sets, reward="srpo_env.rewards:exact_match")
-    assert [found.score(task, "4", ()).value for task in found.tasks] == [1.0, 1.0]
+    assert [value(found, task, "4", ()) for task in found.tasks] == [1.0, 1.0]
 
 
 def test_a_reward_that_gives_no_score_is_named() -> None:
     tasks = load_tasks([a("7")], reward=lambda task, answer, events: 1.0)  # type: ignore[arg-type,return-value]
     with pytest.raises(InvalidInput, match=r"gave a float for task '7'; it returns an srpo_env.Score"):
-        tasks.score(tasks.tasks[0], "4", ())
+        value(tasks, tasks.tasks[0], "4", ())
 
 
 def test_without_a_reward_of_its_own_a_set_is_scored_by_exact_match() -> None:
     assert load_tasks([a()]).reward is exact_match
+
+
+# CSV and Parquet.
+
+
+def test_a_csv_file_holds_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text('id,question,answer,level\nx,"a, b\nc",4,5\n', encoding="utf-8")
+    found = load_tasks(str(path), columns={"question": "problem"}).tasks
+    assert found == (Task(id="x", problem="a, b\nc", answers=("4",), meta={"level": "5"}, set="some"),)
+
+
+def test_a_csv_row_with_too_many_fields_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("id,problem,answer\n1,p,4\n2,p,4,5\n", encoding="utf-8")
+    with pytest.raises(InvalidTask, match=r"some.csv:3: more fields than the 3 columns"):
+        load_tasks(str(path))
+
+
+def test_a_parquet_file_holds_tasks(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra `datasets` is not installed")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"problem": ["p"], "answer": [4]}), tmp_path / "some.parquet")
+    assert load_tasks(str(tmp_path / "some.parquet")).tasks == (Task(id="1", problem="p", answers=("4",), set="some"),)
+
+
+def test_a_file_that_needs_a_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"some.parquet needs .*pip install 'srpo-env\[datasets\]'"):
+        load_tasks(str(tmp_path / "some.parquet"))

@@ -1,0 +1,205 @@
+"""Is every verdict right, wrong or unscorable, whatever the answer and wherever it is asked for?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srpo_env.errors import InvalidInput
+from srpo_env.tools import MathVerifier, Verification
+
+POLICIES = {
+    "chk-0128": "1/3 and 0.33 differ: a decimal counts where it agrees to six digits",
+    "chk-0182": "an interval and the inequality that says the same are equal (chk-0181 wants that, with the same pair)",
+    "chk-0270": "an empty reference is unscorable, which is neither right nor wrong",
+    "chk-0350": "a sentence that states the answer counts, after a <think> block too",
+}
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[MathVerifier]:
+    verifier = MathVerifier(workers=1, timeout_s=20.0)
+    yield verifier
+    verifier.close()
+
+
+# Cases of our own; B102 to B117 among them.
+
+
+@pytest.mark.parametrize(
+    ("gold", "prediction"),
+    [
+        (r"2\frac12", "5/2"),
+        (r"50\%", "0.5"),
+        (r"25\%", "25 percent"),
+        ("5", r"5\text{ cm}"),
+        (r"90^\circ", "90"),
+        ("1000", "$10^3$"),
+        ("5000", r"5\times10^3"),
+        ("13", r"\text{13}"),
+        ("(1,9/2)", "(1,4.5)"),
+        (r"\{1,2\}", r"\{2,1\}"),
+        ("0,7", "(0,7)"),
+        (r"\tan^2y+1", r"\sec^2y"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\\\end{pmatrix}"),
+        ("3+4i", "4i+3"),
+        (r"x\ge\sqrt2", r"[\sqrt2,\infty)"),
+        ("2x+4y-3=0", r"y=-\frac12x+\frac34"),
+        ("3x+2y-z+5=0", "-3x-2y+z-5=0"),
+        ("1 + x", r"\boxed{x + 1}"),
+        ("3, 5", "5, 3"),
+        ("21 or 11", r"\boxed{11, 21}"),
+        (r"\pm 3", r"\boxed{-3} and \boxed{3}"),
+        (r"0.5 + \frac{\pi}{8}", r"\pi \div 8 + 1 \div 2"),
+        ("9500", r"The total is $9{,}500."),
+        ("73", "Thus there are **73** of them."),
+        ("27, 54, 108, 135", "135,108,54,27"),
+        (r"\sqrt{2}", "1.414214"),
+    ],
+)
+def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
+    assert verifier.verify(gold, prediction).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    ("gold", "prediction"),
+    [
+        (r"\frac{1}{3^{80}}", r"\frac{1}{3^{79}}"),
+        (r"(1, \frac{1}{3^{80}})", r"(1, \frac{1}{3^{79}})"),
+        (r"\frac{1}{1500!}", r"\frac{1}{1502!}"),
+        (r"\pm 17", "17"),
+        (r"2-\frac{1}{\pi}", r"2+\frac{1}{\pi}"),
+        ("k=3,5,8", "k=3,5,9"),
+        ("S=(2,4)", "S=(2,4.5)"),
+        ("2*x-5*y+3=0", "7x + y + 1=0"),
+        ("[0,1)", "(0,1)"),
+        ("[0,1)", "[0,1]"),
+        ("(1,2)", "(2,1)"),
+        (r"90^\circ", r"\frac{\pi}{2}"),
+        ("0,7", "07"),
+        ("23,45", "2345"),
+        ("2,4,6", "246"),
+        (r"\sum_{k=1}^{n} k", r"\sum_{k=1}^{n} k^2"),
+        ("x > 5", "Therefore $x < 5$ is the solution."),
+        ("$2x + z = 1$", "$1$"),
+        (r"\frac{1}{3}", "0.33"),
+        ("5", r"\boxed{\frac{}{}}"),
+        ("5", "(" * 10_000),
+    ],
+)
+def test_wrong(verifier: MathVerifier, gold: str, prediction: str) -> None:
+    assert verifier.verify(gold, prediction).verdict == "wrong"
+
+
+def test_a_reference_that_is_no_mathematics_is_unscorable_and_says_so(verifier: MathVerifier) -> None:
+    found = verifier.verify(r"\frac{", r"\boxed{1}")
+    assert found == Verification("unscorable", "the reference answer can't be read as mathematics")
+
+
+@pytest.mark.parametrize(
+    ("gold", "verdict"),
+    [
+        ("5", "right"),
+        (r"\frac{1}{2}", "right"),
+        ("", "unscorable"),
+        ("see figure", "unscorable"),
+        (r"\frac{", "unscorable"),
+    ],
+)
+def test_a_reference_is_checked_without_an_answer(verifier: MathVerifier, gold: str, verdict: str) -> None:
+    assert verifier.check(gold).verdict == verdict
+
+
+def test_a_tolerance_is_kept_where_algebra_is_needed(verifier: MathVerifier) -> None:
+    found = [verifier.verify("4.2", r"\sqrt{17}", tolerance=tolerance).verdict for tolerance in (0.0, 0.1)]
+    assert found == ["wrong", "right"]
+
+
+# Deadlines, threads, loops and processes.
+
+
+def test_an_endless_answer_is_unscorable_and_the_next_one_is_judged() -> None:
+    verifier = MathVerifier(workers=1, timeout_s=0.5)
+    try:
+        assert verifier.verify("2", r"\boxed{\frac{7^{7^{7^7}}-3}{4}}").reason == "no verdict within 0.5 s"
+        assert verifier.verify("2", "10^{10^{10}}").verdict == "unscorable"
+    finally:
+        verifier.close()
+
+
+def test_threads_and_loops_get_the_same_verdicts(verifier: MathVerifier) -> None:
+    async def many() -> list[str]:
+        found = await asyncio.gather(*(verifier.averify(r"\sqrt{4}", str(i)) for i in range(4)))
+        return [each.verdict for each in found]
+
+    with ThreadPoolExecutor(4) as threads:
+        in_threads = list(threads.map(lambda i: verifier.verify(r"\sqrt{4}", str(i)).verdict, range(4)))
+    assert in_threads == asyncio.run(many()) == ["wrong", "wrong", "right", "wrong"]
+
+
+def test_a_worker_that_was_killed_from_outside_costs_no_verdict(verifier: MathVerifier) -> None:
+    verifier.verify(r"\sqrt{4}", "2")
+    process = verifier._started[0].process
+    assert process is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    assert verifier.verify(r"\sqrt{4}", "2").verdict == "right"
+
+
+def test_a_closed_verifier_ends_what_is_in_flight_and_takes_nothing_more() -> None:
+    verifier = MathVerifier(workers=1, timeout_s=60.0)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(verifier.verify, "2", "10^{10^{10}}")
+        while not verifier._started or verifier._started[0].process is None:
+            time.sleep(0.01)
+        verifier.close()
+        assert waiting.result().verdict == "unscorable"
+    with pytest.raises(InvalidInput, match="closed"):
+        verifier.verify(r"\sqrt{4}", "2")
+
+
+def test_no_process_outlives_its_verifiers_process() -> None:
+    code = (
+        "from srpo_env.tools import MathVerifier; v = MathVerifier(workers=1); v.verify(r'\\sqrt{4}', '2'); "
+        "print(v._started[0].process.pid)"
+    )
+    group = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker is still there")
+
+
+@pytest.mark.parametrize("settings", [{"timeout_s": 0.0}, {"workers": 0}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="deadline is above 0"):
+        MathVerifier(**settings)
+
+
+# The checker cases, which lie with the large data files.
+
+
+def test_the_checker_cases_get_their_verdicts(verifier: MathVerifier, data_dir: Path) -> None:
+    wanted = {True: "right", False: "wrong", None: "unscorable"}
+    rows = map(json.loads, (data_dir / "checker_cases.jsonl").read_text(encoding="utf-8").splitlines())
+    missed = [
+        row["id"]
+        for row in rows
+        if row["kind"] == "equivalence"
+        and not row.get("contested")
+        and verifier.verify(row["gold"], row["prediction"]).verdict != wanted[row["expected"]]
+    ]
+    assert missed == list(POLICIES)

@@ -1,0 +1,165 @@
+"""Are two answers equal as mathematics? The worker process that asks math-verify, and the guards around it.
+
+A request is one line of JSON on stdin, the reply one on stdout. math-verify and sympy can take any time and memory
+(9^9^9^9), inside C code too, so a forked child does the work: the kernel ends it at its deadline and bounds its memory,
+and the next child has all modules loaded. All end with the parent, when stdin closes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TextIO
+
+import math_verify
+from antlr4.atn.ParserATNSimulator import ParserATNSimulator, PredictionMode
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader
+from math_verify import parser as reading
+from sympy import Basic, Expr, Float, MatrixBase, N
+
+from srpo_env.tools.math_answers import Answer
+
+MEMORY_BYTES = 2 * 1024**3
+"""Address space of a worker; a request that needs more is unscorable."""
+
+_LATEX, _EXPRESSION = LatexExtractionConfig(), ExprExtractionConfig()
+_library_numeric_eq = grader.sympy_numeric_eq
+_library_latex2sympy = reading.latex2sympy
+
+
+def compare(gold: Answer, answer: Answer, tolerance: float = 0.0) -> tuple[str, str]:
+    """Returns the verdict, and why; numbers that differ by at most `tolerance` are equal too."""
+    references = _references(gold)
+    if not references:
+        return "unscorable", "the reference answer can't be read as mathematics"
+    found = _read(answer)
+    if not found:
+        return "wrong", "the answer can't be read as mathematics"
+    right = math_verify.verify(
+        references, found, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+    )
+    if not right and tolerance:
+        right = any(_near(one, other, tolerance) for one in references for other in found)
+    return ("right", "equal") if right else ("wrong", "not equal")
+
+
+@lru_cache(maxsize=4096)
+def _references(gold: Answer) -> list[Basic | MatrixBase]:
+    """What a reference says; it is asked for once per sample of its task, so it is kept."""
+    return _read(gold) or _read(Answer(gold.text))
+
+
+def _read(answer: Answer) -> list[Basic | MatrixBase]:
+    """What math-verify reads; an answer that stands alone is boxed, or else `x+1` would be read as 1."""
+    if answer.stated:
+        text, targets = rf"\boxed{{{answer.text}}}", [_LATEX]
+    elif r"\(" in answer.text or r"\[" in answer.text:
+        text, targets = answer.text, [_LATEX]
+    else:
+        text, targets = answer.text, [_LATEX, _EXPRESSION]
+    found = math_verify.parse(text, targets, parsing_timeout=None)
+    return [each for each in found if isinstance(each, Basic | MatrixBase)]
+
+
+def _near(first: Any, second: Any, tolerance: float) -> bool:
+    values = [N(grader.get_pct_val(each, each), 30) for each in (first, second) if isinstance(each, Expr)]
+    return (
+        len(values) == 2
+        and all(each.is_real and each.is_number for each in values)
+        and bool(abs(values[0] - values[1]) <= tolerance)
+    )
+
+
+def _latex2sympy(*arguments: Any, **settings: Any) -> Any:
+    """latex2sympy with ANTLR's two stages: what SLL, a third of the cost, can't parse goes to LL (Parr et al., 2014).
+
+    Where SLL finds a parse it is that of LL.
+    """
+    try:
+        with _sll():
+            return _library_latex2sympy(*arguments, **settings)
+    except Exception:  # noqa: BLE001 -- LL raises it again if it is the text's fault
+        return _library_latex2sympy(*arguments, **settings)
+
+
+@contextmanager
+def _sll() -> Iterator[None]:
+    start = ParserATNSimulator.__init__
+
+    def start_in_sll(self: Any, *arguments: Any) -> None:
+        start(self, *arguments)
+        self.predictionMode = PredictionMode.SLL
+
+    ParserATNSimulator.__init__ = start_in_sll
+    try:
+        yield
+    finally:
+        ParserATNSimulator.__init__ = start
+
+
+def _numeric_eq(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
+    """math-verify's comparison of values, which takes all below 1e-15 for equal, with a relative one behind it."""
+    return bool(_library_numeric_eq(first, second, float_rounding, numeric_precision)) and _close(first, second)
+
+
+def _close(first: Any, second: Any) -> bool:
+    if not (isinstance(first, Basic) and isinstance(second, Basic)):
+        return True  # matrices: their elements have been here one by one
+    if any(grader.get_pct_val(each) is not None for each in (first, second)):
+        return True  # 9% and 9 are taken for equal: the sign is often left out
+    try:
+        values = N(first, 30), N(second, 30)
+        size = max(abs(value) for value in values)
+        allowed = 1e-6 if first.has(Float) or second.has(Float) else 1e-12
+        return bool(abs(values[0] - values[1]) <= allowed * size)
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        return True  # not numbers: there is nothing to be rounded
+
+
+def _serve(replies: TextIO, deadline_s: float) -> None:
+    """Answers requests until stdin ends."""
+    for line in sys.stdin:
+        gold, answer, tolerance = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+        try:
+            reply = compare(Answer(*gold), Answer(*answer), tolerance)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is a reason and no verdict
+            reply = "unscorable", f"math-verify raised {type(error).__name__}"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(replies, reply)
+
+
+def _write(replies: TextIO, reply: tuple[str, str]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+def main() -> None:
+    """Keeps a child that answers requests; one that was ended is replied for, and another forked at once."""
+    deadline_s = float(sys.argv[1])
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no reply
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)
+    grader.sympy_numeric_eq, reading.latex2sympy = _numeric_eq, _latex2sympy
+    compare(Answer(r"\frac{1}{2}"), Answer(r"\sqrt{2}"))  # fills the tables of the grammar, for every child
+    while (child := os.fork()) != 0:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            os._exit(0)  # at once: there is nothing to tidy up
+        late = code == -signal.SIGALRM
+        _write(replies, ("unscorable", f"no verdict within {deadline_s:g} s" if late else f"it ended with code {code}"))
+    _serve(replies, deadline_s)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
