@@ -33,12 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("objective", "weights", "rows", "estimators", "batch_advantage")
 TESTS = [f"tests/srpo/test_{name}.py" for name in ("objective", "advantages", "penalty", "importance", "metrics")]
 # Packages are imported before pytest can look into them; and what a docstring shows is looked for in the module's file.
-QUIET = (
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-    "--deselect",
-    f"{TESTS[0]}::test_the_examples_in_the_docstrings_run",
-)
+NOT_FOR_MUTANTS = f"{TESTS[0]}::test_the_examples_in_the_docstrings_run"
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "--deselect", NOT_FOR_MUTANTS)
 LIMIT_S = 180
 
 GENERATE = """
@@ -69,7 +65,8 @@ class Mutant:
     code: str
 
     def __str__(self) -> str:
-        return f"trainers/srpo/{self.module}.py:{self.line}: {self.operator}: {self.code.splitlines()[self.line - 1].strip()}"
+        line = self.code.splitlines()[self.line - 1].strip()
+        return f"trainers/srpo/{self.module}.py:{self.line}: {self.operator}: {line}"
 
 
 class Swap(importlib.abc.MetaPathFinder, importlib.abc.Loader):
