@@ -15,7 +15,7 @@ TORCH_INDEX = $(shell nvidia-smi -L >/dev/null 2>&1 || echo --extra-index-url ht
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: train test figures slow peers vllm lint types smollm2 install clean
+.PHONY: train test figures slow peers mutants vllm lint types smollm2 install clean
 
 train: $(STAMP)
 	$(BIN)/srpo-env train
@@ -37,6 +37,13 @@ slow: $(STAMP)
 peers: $(STAMP)
 	PYTHON=$(PYTHON) dev/peers.sh $(TORCH_INDEX)
 	$(BIN)/python -m pytest -m peers tests/peers --timeout 0 $(ARGS)
+
+# What share of faults in the learner's mathematics do its tests notice?
+mutants: export OMP_NUM_THREADS ?= 1
+mutants: $(STAMP)
+	test -x build/mutants/bin/cosmic-ray || { $(PYTHON) -m venv build/mutants && \
+	  build/mutants/bin/pip install --retries 0 --quiet cosmic-ray==8.7.0; }
+	$(BIN)/python dev/mutants.py build/mutants/bin/python $(ARGS)
 
 # Real engines and servers on the CPU; `make smollm2` before it brings a language model in.
 vllm: export OMP_NUM_THREADS ?= 1
