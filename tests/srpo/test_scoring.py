@@ -207,10 +207,20 @@ def test_a_model_that_cannot_read_a_trie_is_given_whole_rows(
     assert_whole(scorer, batch, 60)
 
 
-def test_layers_with_a_window_are_given_whole_rows(make: Any) -> None:
-    """A trie's tokens don't lie where a window counts them."""
+def test_a_first_batch_that_shares_nothing_tells_too(make: Any, plain: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = make.gpt2().eval()
+    model.set_attn_implementation = lambda _: None  # so it sees all tokens before one, of whichever row
+    scorer = Scorer(model)
+    scores(scorer, one_row(make, [1, 2, 3], [4, 5]))
+    assert "GPT2LMHeadModel can't share common beginnings" in caplog.text
+    assert worst(scorer, make.batch(1), plain) < 1e-12
+
+
+def test_layers_with_a_window_are_given_whole_rows(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A trie has no windows, and rows shorter than one don't tell."""
     model = make.qwen3(use_sliding_window=True, sliding_window=4, max_window_layers=1)
     assert_whole(Scorer(model.eval(), 60), make.batch(1), 60)
+    assert not caplog.records
 
 
 def test_after_a_pass_the_model_attends_as_before(make: Any) -> None:

@@ -31,7 +31,7 @@ class ShardedScorer(Scorer):
     """Scores the rows of one policy with a sharded copy of its model, which is the one that is trained.
 
     Every rank takes part in every pass of every other: each makes as many as the one with the most micro-batches, the
-    last ones with weight zero. Each micro-batch is one pass, so prompts are not shared.
+    last ones with weight zero. Rows share nothing: each rank would try whether they can at a time of its own.
 
     Args:
         model: The policy's; it is copied.

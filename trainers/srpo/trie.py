@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 ATTENTION = "srpo_trie"
-# Attention scores that padding may add to a call: by measure, what a call of its own costs.
+# Attention scores, a quarter more aside, that padding may add to a call to save another call.
 _CALL = 2048
 
 
