@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -80,7 +81,7 @@ def test_prompts_of_3_and_7_tokens_in_one_pass_are_scored_as_alone(make: Any, pl
     scorer = Scorer(make.gpt2().eval())
     assert worst(scorer, batch, plain) < 1e-12
     (piece,) = scorer.pieces(batch, sampled(batch))
-    assert (len(piece.rows), len(piece.prompts)) == (3, 2)
+    assert len(piece) == 3
 
 
 def test_entropies_are_those_of_the_tempered_distribution(make: Any) -> None:
@@ -183,57 +184,68 @@ def test_a_head_that_does_more_than_multiply_is_called_whole(make: Any, plain: A
     model.forward = changed
     scorer = Scorer(model, 40)
     assert worst(scorer, make.batch(1), plain) < 1e-12
-    batch = make.batch(1)
-    assert all(
-        len(piece.prompts) == len(piece.rows) for piece in scorer.pieces(batch, distinct(batch, sampled(batch))[0])
-    )
+    assert_whole(scorer, make.batch(1), 40)
 
 
-@pytest.mark.parametrize("fault", ["no cache", "own positions"])
-def test_a_model_that_cannot_go_on_from_a_prompt_is_given_whole_rows(
+@pytest.mark.parametrize("fault", ["no trie", "own positions"])
+def test_a_model_that_cannot_read_a_trie_is_given_whole_rows(
     make: Any, plain: Any, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     model = make.gpt2().eval()
     forward = model.transformer.forward
-    dropped = {"no cache": ("cache", "past_key_values"), "own positions": ("position_ids",)}[fault]
+    dropped = {"no trie": "trie", "own positions": "position_ids"}[fault]
 
     def lacking(*args: Any, **given: Any) -> Any:
-        return forward(*args, **{name: value for name, value in given.items() if name not in dropped})
+        return forward(*args, **{name: value for name, value in given.items() if name != dropped})
 
     model.transformer.forward = lacking
     batch = make.batch(1, groups=3)
     scorer = Scorer(model, 60)
     assert worst(scorer, batch, plain) < 1e-12
-    assert "GPT2LMHeadModel can't share prompts" in caplog.text
+    assert "GPT2LMHeadModel can't share common beginnings" in caplog.text
     assert len(caplog.records) == 1
-    rows, _ = distinct(batch, sampled(batch))
-    assert all(whole_cost(batch, piece.rows) <= 60 for piece in scorer.pieces(batch, rows) if len(piece.rows) > 1)
+    assert_whole(scorer, batch, 60)
 
 
-def test_layers_with_a_window_are_given_whole_rows(make: Any) -> None:
-    """A window counts places in the cache, the padding between a prompt and what follows among them."""
+def test_a_first_batch_that_shares_nothing_tells_too(make: Any, plain: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = make.gpt2().eval()
+    model.set_attn_implementation = lambda _: None  # so it sees all tokens before one, of whichever row
+    scorer = Scorer(model)
+    scores(scorer, one_row(make, [1, 2, 3], [4, 5]))
+    assert "GPT2LMHeadModel can't share common beginnings" in caplog.text
+    assert worst(scorer, make.batch(1), plain) < 1e-12
+
+
+def test_layers_with_a_window_are_given_whole_rows(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A trie has no windows, and rows shorter than one don't tell."""
     model = make.qwen3(use_sliding_window=True, sliding_window=4, max_window_layers=1)
-    batch = make.batch(1)
-    rows, _ = distinct(batch, sampled(batch))
-    assert all(len(piece.prompts) == len(piece.rows) for piece in Scorer(model.eval()).pieces(batch, rows))
+    assert_whole(Scorer(model.eval(), 60), make.batch(1), 60)
+    assert not caplog.records
 
 
-def test_no_shared_prompt_costs_no_check(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = Scorer(make.gpt2().eval())
-    monkeypatch.setattr(scorer, "_sharing_is_exact", lambda *_: pytest.fail("checked"))
-    batch = make.batch(1, shared_prompts=False)
-    scores(scorer, batch)
+def test_after_a_pass_the_model_attends_as_before(make: Any) -> None:
+    model = make.gpt2().eval()
+    scores(Scorer(model), make.batch(1))
+    assert model.config._attn_implementation == "sdpa"
 
 
 # --------------------------------------------------------------------------------- what is computed
 
 
-def whole_cost(batch: EventBatch, rows: Tensor) -> int:
-    return int(batch.length[rows].max()) * len(rows)
+def reads(batch: EventBatch, rows: Tensor) -> list[tuple[int, ...]]:
+    """The tokens of each row that stand before its last sampled one."""
+    ends = [int(torch.nonzero(mask).max()) for mask in batch.mask[rows]]
+    return [tuple(ids[:end]) for ids, end in zip(batch.ids[rows].tolist(), ends, strict=True)]
 
 
-def starts(batch: EventBatch, rows: Tensor) -> Tensor:
-    return batch.mask[rows].int().argmax(1)
+def beginnings(rows: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    return {row[:end] for row in rows for end in range(1, len(row) + 1)}
+
+
+def assert_whole(scorer: Scorer, batch: EventBatch, most: int) -> None:
+    """Micro-batches keep to a budget that counts rows whole, padded to the longest."""
+    for piece in scorer.pieces(batch, distinct(batch, sampled(batch))[0]):
+        assert len(piece) == 1 or max(map(len, reads(batch, piece))) * len(piece) <= most
 
 
 @settings(max_examples=100)
@@ -243,30 +255,74 @@ def test_pieces_hold_every_row_once_and_keep_to_the_budget(
 ) -> None:
     batch = make.batch(seed, groups=seed % 3 + 1, shared_prompts=shared)
     rows, _ = distinct(batch, sampled(batch))
-    pieces = cut(batch, rows, tokens, share_prompts=by)
-    assert sorted(torch.cat([piece.rows for piece in pieces]).tolist()) == sorted(rows.tolist())
+    pieces = cut(batch, rows, tokens, share=by)
+    assert sorted(torch.cat(pieces).tolist()) == sorted(rows.tolist())
     for piece in pieces:
-        start, length = starts(batch, piece.rows), batch.length[piece.rows]
-        assert piece.start.tolist() == start.tolist()
-        assert torch.equal(piece.prompt_of.unique(), torch.arange(len(piece.prompts)))
-        for row, place, end in zip(piece.rows.tolist(), piece.prompt_of.tolist(), start.tolist(), strict=True):
-            prompt = int(piece.prompts[place])
-            assert int(starts(batch, torch.tensor([prompt]))) == end
-            assert batch.ids[prompt, :end].tolist() == batch.ids[row, :end].tolist()
-        if len(piece.rows) > 1:
-            assert int(start.max()) * len(piece.prompts) + int((length - start).max()) * len(piece.rows) <= tokens
-        if by:
-            contents = {
-                tuple(batch.ids[p, :n].tolist()) for p, n in zip(piece.rows.tolist(), start.tolist(), strict=True)
-            }
-            assert len(contents) == len(piece.prompts)
+        held = reads(batch, piece)
+        cost = len(beginnings(held)) if by else max(map(len, held)) * len(held)
+        assert len(piece) == 1 or cost <= tokens
 
 
 def test_a_piece_takes_what_fits(make: Any) -> None:
-    rows = [make.member([i, 1], [2, 3, 4]) for i in range(4)]  # 3 + 2 n tokens
+    rows = [make.member([i, 1], [2, 3, 4]) for i in range(4)]  # 3 + n tokens, without the last
     batch = EventBatch.from_events([make.event(rows)])
-    sizes = [[len(piece.rows) for piece in cut(batch, torch.arange(4), n, share_prompts=True)] for n in (1, 7, 9, 11)]
+    sizes = [[len(piece) for piece in cut(batch, torch.arange(4), n, share=True)] for n in (1, 5, 6, 7)]
     assert sizes == [[1, 1, 1, 1], [2, 2], [3, 1], [4]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31))
+def test_rows_with_any_common_beginning_get_the_gradient_of_whole_rows(make: Any, plain: Any, seed: int) -> None:
+    """Two token ids: rows part anywhere, are prefixes of others, have tool text in the middle."""
+    draw = random.Random(seed)
+    few = lambda most: [draw.randrange(2) for _ in range(draw.randint(1, most))]  # noqa: E731
+    rows = [
+        make.member(few(12), few(6), sampling=Sampling(temperature=draw.choice([0.5, 1.0])))
+        for _ in range(draw.randint(1, 12))
+    ]
+    batch = EventBatch.from_events([make.event(rows)])
+    hidden = torch.tensor([[draw.random() < 0.3 for _ in range(batch.mask.shape[1])] for _ in rows])
+    batch = replace(batch, mask=batch.mask & ~hidden)
+    weights = torch.tensor([[draw.gauss(0, 1) for _ in row] for row in batch.mask.tolist()], dtype=torch.float64)
+    budget = draw.choice([1, 20, 10**6])
+    found = []
+    for shared in (True, False):
+        model = make.gpt2().eval()
+        if shared:
+            scorer = Scorer(model, budget)
+            for part in scorer.score(batch, sampled(batch)):
+                (part.logprobs * weights[part.rows, : part.logprobs.shape[1]]).sum().backward()
+        else:
+            (plain.logprobs(model, batch, range(len(rows))) * weights).sum().backward()
+        grads = [each.grad for each in model.parameters() if each.grad is not None]
+        found.append(torch.cat([each.flatten() for each in grads]) if grads else torch.zeros(1))
+    assert float((found[0] - found[1]).norm()) <= 1e-10 * float(found[1].norm())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31))
+def test_each_common_beginning_is_computed_once(make: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    rows = [
+        make.member([draw.randrange(2) for _ in range(draw.randint(1, 9))], [draw.randrange(2)])
+        for _ in range(draw.randint(1, 12))
+    ]
+    batch = EventBatch.from_events([make.event(rows)])
+    scorer = Scorer(make.gpt2().eval())
+    scores(scorer, batch)  # with the self-checks
+    watched = Watched(scorer.model)
+    scores(scorer, batch)
+    assert watched.tokens == len(beginnings(reads(batch, torch.arange(len(rows)))))
+
+
+def test_turns_of_a_chat_that_grows_are_one_row(make: Any) -> None:
+    turns = [make.member([5, 6], [1, 2, 3]), make.member([8, 9], [1, 2, 3, 5, 6, 7])]
+    batch = EventBatch.from_events([make.event(turns)])
+    scorer = Scorer(make.gpt2().eval())
+    scores(scorer, batch)
+    watched = Watched(scorer.model)
+    scores(scorer, batch)
+    assert watched.tokens == 7  # 1 2 3 5 6 7 8
 
 
 class Watched:

@@ -1,31 +1,29 @@
 """Log-probs of the sampled tokens under a policy's present weights, in micro-batches.
 
-A prompt that several rows share (members of a set, episodes of a group) is computed once, forward and backward, and so
-are rows that are equal. Only sampled positions reach the model's head, some at a time, so no [tokens, vocabulary]
-matrix is kept.
+What rows have in common from their first token on (members of a set, episodes of a group, turns of a chat) is computed
+once, forward and backward, and so are rows that are equal. Only sampled positions reach the model's head, some at a
+time, so no [tokens, vocabulary] matrix is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from srpo_env.batch import EventBatch
 from srpo_env.trainers.srpo.head import from_hidden, from_logits
-from srpo_env.trainers.srpo.pieces import Piece, cut, distinct, first_sampled
+from srpo_env.trainers.srpo.pieces import cut, distinct, read
+from srpo_env.trainers.srpo.trie import ATTENTION, Trie
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger("srpo_env")
-
-_NO_LIMIT = 2**62
 
 
 class Scored(NamedTuple):
@@ -51,8 +49,8 @@ class Scorer:
         model: A causal language model.
         micro_batch_tokens: Most tokens, padding included, of one forward pass; a single row may be longer.
         autocast: Type of the forward pass, where it differs from the weights'.
-        share_prompts: Computes a prompt once for all rows that have it. Where a model's cache can't do that, the first
-            rows with a common prompt tell, and each row is computed whole from then on.
+        share: Computes what rows have in common once. Where a model's attention can't do that, the first rows tell, and
+            each row is computed whole from then on.
     """
 
     def __init__(
@@ -61,15 +59,13 @@ class Scorer:
         micro_batch_tokens: int = 16384,
         autocast: Literal["bfloat16"] | None = None,
         *,
-        share_prompts: bool = True,
+        share: bool = True,
     ) -> None:
         self.model = model
         self.micro_batch_tokens = micro_batch_tokens
         self._autocast = torch.bfloat16 if autocast == "bfloat16" else None
         self._plain_head: bool | None = None  # None: not tried yet
-        self._shares: bool | None = None if share_prompts and _attends_to_all(model) else False
-        # transformers 5.24 renamed it.
-        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._shares: bool | None = None if share and _attends_to_all(model) else False
 
     def score(self, batch: EventBatch, rows: Tensor, *, entropy: bool = False) -> Iterator[Scored]:
         """Scores rows, a micro-batch at a time; with gradient where it is enabled.
@@ -82,7 +78,7 @@ class Scorer:
         first, same_as = distinct(batch, rows)
         place = torch.empty(batch.num_members, dtype=torch.int64)
         for piece in self.pieces(batch, first):
-            place.fill_(-1)[piece.rows] = torch.arange(len(piece.rows))
+            place.fill_(-1)[piece] = torch.arange(len(piece))
             copies = place[same_as]
             chosen = copies >= 0
             logprobs, spread = self._score(batch, piece, entropy)
@@ -96,20 +92,20 @@ class Scorer:
     def take(self, model: PreTrainedModel) -> None:
         """Takes the weights of the policy's model, where they are not the same."""
 
-    def pieces(self, batch: EventBatch, rows: Tensor) -> list[Piece]:
+    def pieces(self, batch: EventBatch, rows: Tensor) -> list[Tensor]:
         """Cuts rows with different contents into micro-batches, by what the model turns out to be able to."""
         if not len(rows):
             return []
         if self._plain_head is None:
             self._plain_head = self._head_is_plain(batch.ids[rows[:1], :8])
             self._shares = self._shares if self._plain_head else False
-        if self._shares is None and (trial := _trial(batch, rows)) is not None:
-            self._shares = self._sharing_is_exact(batch, trial)
-        return cut(batch, rows, self.micro_batch_tokens, share_prompts=bool(self._shares))
+        if self._shares is None:
+            self._shares = self._sharing_is_exact(batch, rows)
+        return cut(batch, rows, self.micro_batch_tokens, share=self._shares)
 
-    def _score(self, batch: EventBatch, piece: Piece, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """[r, t] log-probs of a piece's rows, and their entropies."""
-        rows, device = piece.rows, self.model.device
+    def _score(self, batch: EventBatch, rows: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """[r, t] log-probs of a micro-batch's rows, and their entropies."""
+        device = self.model.device
         width = int(batch.length[rows].max())
         mask = batch.mask[rows, :width]
         row, token = torch.nonzero(mask, as_tuple=True)
@@ -118,65 +114,40 @@ class Scorer:
         row, token = row.to(device), token.to(device)
         with self._cast():
             if self._plain_head:
-                hidden = self._hidden(batch, piece, row, token)
+                hidden = self._hidden(batch, rows, row, token - 1)
                 logprobs, spread = from_hidden(hidden, self._head(), ids, temperature, entropy=entropy)
             else:
-                logits = self.model(**self._whole(batch, rows)).logits[row, token - 1]
+                logits = self.model(**self._whole(batch.ids[rows], batch.length[rows])).logits[row, token - 1]
                 logprobs, spread = from_logits(logits, ids, temperature, entropy=entropy)
         zeros = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
         at = (row, token)
         return zeros.index_put(at, logprobs), None if spread is None else zeros.index_put(at, spread)
 
-    def _hidden(self, batch: EventBatch, piece: Piece, row: Tensor, token: Tensor) -> Tensor:
-        """[n, hidden] states before the given places."""
-        if len(piece.prompts) < len(piece.rows):
-            return self._hidden_by_prompts(batch, piece, row, token)
-        return self._base(**self._whole(batch, piece.rows))[row, token - 1]
+    def _hidden(self, batch: EventBatch, rows: Tensor, row: Tensor, token: Tensor) -> Tensor:
+        """[n, hidden] states of the given tokens of these rows."""
+        ids, length = batch.ids[rows], read(batch, rows)
+        if self._shares:
+            return self._shared(Trie(ids, length, self.model.device), row, token)
+        return self._base(**self._whole(ids, length))[row, token]
 
-    def _hidden_by_prompts(self, batch: EventBatch, piece: Piece, row: Tensor, token: Tensor) -> Tensor:
-        """[n, hidden] states before the given places: prompts first, then the continuations on copies of their keys."""
-        from transformers import DynamicCache
+    def _shared(self, trie: Trie, row: Tensor, token: Tensor) -> Tensor:
+        """[n, hidden] states of the given tokens of a trie's rows."""
+        attention = self.model.config._attn_implementation  # noqa: SLF001 (its public name can't be read)
+        self.model.set_attn_implementation(ATTENTION)
+        try:
+            hidden = self._base(
+                input_ids=trie.ids.unsqueeze(0), position_ids=trie.position.unsqueeze(0), use_cache=False, trie=trie
+            )
+        finally:
+            self.model.set_attn_implementation(attention)
+        return hidden[0, trie.place[row, token]]
 
-        device = self.model.device
-        length = batch.length[piece.rows].to(device)
-        start, prompt_of = piece.start.to(device), piece.prompt_of.to(device)
-        prompt_length = first_sampled(batch, piece.prompts)
-        widest = int(prompt_length.max())
-        in_prompt = torch.arange(widest, device=device) < prompt_length.to(device).unsqueeze(1)
-        cache = DynamicCache()
-        prompt_hidden = self._base(
-            input_ids=batch.ids[piece.prompts, :widest].to(device) * in_prompt,
-            attention_mask=in_prompt.long(),
-            use_cache=True,
-            **{self._cache_name: cache},
-        )
-        last_of_prompt = prompt_hidden[prompt_of[row], start[row] - 1]
-        rest = int((batch.length[piece.rows] - piece.start).max()) - 1  # nothing follows the last token
-        if rest < 1:
-            return last_of_prompt
-        position = start.unsqueeze(1) + torch.arange(rest, device=device)
-        present = position < length.unsqueeze(1)
-        ids = batch.ids[piece.rows].to(device)
-        copied = DynamicCache()
-        for layer, held in enumerate(cast("list[Any]", cache.layers)):
-            copied.update(held.keys.index_select(0, prompt_of), held.values.index_select(0, prompt_of), layer)
-        hidden = self._base(
-            input_ids=ids.gather(1, position.clamp(max=ids.shape[1] - 1)) * present,
-            attention_mask=torch.cat([in_prompt[prompt_of], present], dim=1).long(),
-            position_ids=position,
-            use_cache=True,
-            **{self._cache_name: copied},
-        )
-        before = token - 1 - start[row]
-        return torch.where((before < 0).unsqueeze(1), last_of_prompt, hidden[row, before.clamp(min=0)])
-
-    def _whole(self, batch: EventBatch, rows: Tensor) -> dict[str, Any]:
+    def _whole(self, ids: Tensor, length: Tensor) -> dict[str, Any]:
         """Inputs of a pass over whole rows, padded on the right."""
-        length = batch.length[rows]
         width = int(length.max())
         present = torch.arange(width) < length.unsqueeze(1)
         return {
-            "input_ids": batch.ids[rows, :width].to(self.model.device),
+            "input_ids": ids[:, :width].to(self.model.device),
             "attention_mask": None if bool(present.all()) else present.long().to(self.model.device),
             "use_cache": False,
         }
@@ -204,21 +175,27 @@ class Scorer:
         return found.shape == expected.shape and float((found - expected).abs().max()) <= tolerance
 
     @torch.no_grad()
-    def _sharing_is_exact(self, batch: EventBatch, piece: Piece) -> bool:
-        """Whether shared prompts give the states of whole rows; some caches and attentions can't."""
-        row, token = (each.to(self.model.device) for each in torch.nonzero(batch.mask[piece.rows], as_tuple=True))
+    def _sharing_is_exact(self, batch: EventBatch, rows: Tensor) -> bool:
+        """Whether a trie of rows, and one that parts from the first, gives the states of whole rows."""
+        length = read(batch, rows)
+        longest, other = int(length.argmax()), int(length.argmin())
+        ids, length = batch.ids[rows[[longest, longest, other]]], length[[longest, longest, other]]
+        ids[1, int(length[1]) // 2 :] = ids[1, 0]
+        present = torch.arange(ids.shape[1]) < length.unsqueeze(1)
+        at = tuple(each.to(self.model.device) for each in torch.nonzero(present, as_tuple=True))
         try:
-            found = self._hidden_by_prompts(batch, piece, row, token)
+            found = self._shared(Trie(ids, length, self.model.device), *at)
         except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
             reason = f"{type(error).__name__}: {error}"
         else:
-            expected = self._base(**self._whole(batch, piece.rows))[row, token - 1]
+            expected = self._base(**self._whole(ids, length))[at]
             largest = float((found - expected).abs().max())
             tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
             if largest <= tolerance * float(expected.abs().max()):
                 return True
             reason = f"hidden states differ by up to {largest:.2g}"
-        logger.warning("%s can't share prompts (%s); each row is computed whole", type(self.model).__name__, reason)
+        name = type(self.model).__name__
+        logger.warning("%s can't share common beginnings (%s); each row is computed whole", name, reason)
         return False
 
     def _cast(self) -> contextlib.AbstractContextManager[None]:
@@ -228,26 +205,12 @@ class Scorer:
 
 
 def _attends_to_all(model: PreTrainedModel) -> bool:
-    """Whether every layer sees all earlier tokens: a window counts the padding between a prompt and what follows."""
+    """Whether every layer sees all earlier tokens: a trie has no windows."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return getattr(config, "sliding_window", None) is None
     return all(kind == "full_attention" for kind in kinds)
-
-
-def _trial(batch: EventBatch, rows: Tensor) -> Piece | None:
-    """Two rows with a common prompt and more than a token after it, and one with a prompt of another length."""
-    (whole,) = cut(batch, rows, _NO_LIMIT, share_prompts=True)
-    shared = torch.bincount(whole.prompt_of)[whole.prompt_of] > 1
-    able = torch.nonzero(shared & (batch.length[whole.rows] - whole.start > 1)).flatten()
-    if not len(able):
-        return None
-    at = able[0]
-    mates = torch.nonzero((whole.prompt_of == whole.prompt_of[at]) & (torch.arange(len(whole.rows)) != at)).flatten()
-    other = torch.nonzero(whole.start != whole.start[at]).flatten()
-    (trial,) = cut(batch, whole.rows[torch.stack([at, *mates[:1], *other[:1]])], _NO_LIMIT, share_prompts=True)
-    return trial
 
 
 def as_grid(parts: Iterable[Scored], shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

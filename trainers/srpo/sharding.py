@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from srpo_env.adapters import adapter_weights, has_adapter, transformer
 from srpo_env.batch import EventBatch
-from srpo_env.trainers.srpo.pieces import Piece, distinct
+from srpo_env.trainers.srpo.pieces import distinct
 from srpo_env.trainers.srpo.ranks import Ranks
 from srpo_env.trainers.srpo.scoring import Scored, Scorer
 
@@ -31,7 +31,7 @@ class ShardedScorer(Scorer):
     """Scores the rows of one policy with a sharded copy of its model, which is the one that is trained.
 
     Every rank takes part in every pass of every other: each makes as many as the one with the most micro-batches, the
-    last ones with weight zero. Each micro-batch is one pass, so prompts are not shared.
+    last ones with weight zero. Rows share nothing: each rank would try whether they can at a time of its own.
 
     Args:
         model: The policy's; it is copied.
@@ -48,7 +48,7 @@ class ShardedScorer(Scorer):
         ranks: Ranks,
     ) -> None:
         self._copy = copy.deepcopy(model)
-        super().__init__(transformer(self._copy), micro_batch_tokens, autocast, share_prompts=False)
+        super().__init__(transformer(self._copy), micro_batch_tokens, autocast, share=False)
         self._ranks = ranks
         # While the weights are whole: later, each rank would try it at a time of its own.
         self._plain_head = self._head_is_plain(torch.zeros(1, 2, dtype=torch.int64))
@@ -83,9 +83,9 @@ class ShardedScorer(Scorer):
         """Copies the weights of the policy's model into the shards."""
         set_model_state_dict(self._copy, model.state_dict(), options=StateDictOptions(full_state_dict=True))
 
-    def _score(self, batch: EventBatch, piece: Piece, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _score(self, batch: EventBatch, rows: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         scored: tuple[Tensor, Tensor | None] = self._root(
-            lambda: super(ShardedScorer, self)._score(batch, piece, entropy)
+            lambda: super(ShardedScorer, self)._score(batch, rows, entropy)
         )
         return scored
 
