@@ -30,7 +30,7 @@ def sampled_rows(batch: EventBatch) -> Tensor:
 
 @torch.no_grad()
 def logprobs_of(scorer: Scorer, batch: EventBatch) -> Tensor:
-    """[M, T]: log π(token | all tokens before it) of each sampled token, 0 elsewhere; what rows share is computed once."""
+    """[M, T]: log π(token | all tokens before it) of each sampled token, 0 elsewhere; what is shared, once."""
     grid_MT = torch.zeros(batch.mask.shape)
     for micro in scorer.score(batch, sampled_rows(batch)):
         grid_MT[micro.rows, : micro.logprobs.shape[1]] = micro.logprobs
