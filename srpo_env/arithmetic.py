@@ -45,7 +45,7 @@ def arithmetic(
         InvalidInput: A setting breaks a rule, or there are fewer than `size` different problems.
 
     >>> arithmetic(size=1, seed=3).tasks[0].problem
-    '39+56='
+    '95+85='
     """
     _refuse_unknown(split, family, difficulty)
     if family == "sum" and difficulty is not None:
