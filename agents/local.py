@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +21,7 @@ from srpo_env.adapters import (
     set_adapter_weights,
     transformer,
 )
+from srpo_env.agents.calls import Call, Calls
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
 from srpo_env.config import Lora
@@ -39,9 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from srpo_env.agents.generation import Generator, Row
-
-
-_LINGER_S = 0.2
 
 
 class LocalSettings(BaseModel):
@@ -73,16 +67,6 @@ class LocalSettings(BaseModel):
     lora: Lora | None = None
     seed: int = 0
     frozen: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call of `sample`: what was asked, and what has become of it so far."""
-
-    requests: tuple[SampleRequest, ...]
-    outcomes: Future[list[Sampled]] = field(default_factory=Future)
-    began: float = field(default_factory=time.perf_counter)
-    ready: dict[int, Sampled] = field(default_factory=dict)
 
 
 class LocalPolicy:
@@ -128,7 +112,6 @@ class LocalPolicy:
         self._dtype: Dtype = dtype
         self._device = device
         self._template_arguments = dict(template_arguments or {})
-        self._deterministic = deterministic
         self._max_rows = max_rows
         self._cache_bytes = int(cache_gib * 2**30)
         self._lora = lora
@@ -136,11 +119,14 @@ class LocalPolicy:
         self._frozen = frozen
         self._loading = threading.Lock()
         self._stepping = threading.Lock()
-        self._calls: deque[_Call] = deque()
-        self._arrival = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._open: list[_Call] = []
-        self._closed = False
+        self._calls = Calls(
+            name,
+            enter=self._enter,
+            step=self._step,
+            drop=self._drop,
+            clear=self._clear,
+            one_at_a_time=deterministic,
+        )
 
     @classmethod
     def from_config(cls, label: str, settings: Mapping[str, Any]) -> LocalPolicy:
@@ -168,18 +154,7 @@ class LocalPolicy:
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """Returns one outcome per request, in the same order."""
-        if not requests:
-            return []
-        call = _Call(tuple(requests))
-        with self._arrival:
-            if self._closed:
-                raise PolicyError(f"policy {self.name!r} is closed; make a new one to sample from.")
-            self._calls.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"sample {self.name}")
-                self._thread.start()
-            self._arrival.notify()
-        return await asyncio.wrap_future(call.outcomes)
+        return await self._calls.outcomes(requests)
 
     def load_weights(self, source: Path | Mapping[str, torch.Tensor] | None, version: int) -> None:
         """Takes new weights and their version; waits for a decoding step that is under way.
@@ -203,12 +178,9 @@ class LocalPolicy:
 
     async def aclose(self) -> None:
         """Cancels the calls under way and frees the cache."""
-        with self._arrival:
-            self._closed = True
-            self._arrival.notify()
-            thread = self._thread
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
+        await self._calls.close()
+        self._clear()
+        self.__dict__.pop("_generator", None)
 
     @property
     def _loaded(self) -> LoadedModel:
@@ -243,7 +215,7 @@ class LocalPolicy:
             self._chat.text,
             max_rows=self._max_rows,
             cache_bytes=self._cache_bytes,
-            interrupted=self._interrupted,
+            interrupted=lambda: self._calls.abandoned,
         )
 
     def _copy(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
@@ -268,99 +240,46 @@ class LocalPolicy:
 
     # What follows runs in the sampling thread.
 
-    def _work(self) -> None:
-        """Samples until no call has come for a while."""
-        while True:
-            new = self._next_calls()
-            if not new and not self._open:
-                return
-            try:
-                self._begin(new)
-                self._advance()
-            except Exception as error:  # noqa: BLE001 (it goes to those who wait for the outcomes)
-                self._give_up(error)
-
-    def _next_calls(self) -> list[_Call]:
-        """Takes the calls that may start now; where nothing is under way, waits a moment for one."""
-        with self._arrival:
-            if not self._open:
-                self._arrival.wait_for(lambda: self._calls or self._closed, timeout=_LINGER_S)
-            if self._stopped() or not (self._open or self._calls):
-                self._end()
-                return []
-            if self._deterministic:
-                return [] if self._open else [self._calls.popleft()]
-            calls = list(self._calls)
-            self._calls.clear()
-            return calls
-
-    def _end(self) -> None:
-        """Leaves nothing behind; the next call starts another thread."""
-        for call in (*self._open, *self._calls):
-            call.outcomes.cancel()
-        self._open.clear()
-        self._calls.clear()
-        if self._closed and "_generator" in self.__dict__:
-            self._generator.clear()
-            del self.__dict__["_generator"]
-        self._thread = None
-
-    def _interrupted(self) -> bool:
-        """Whether nobody waits for the rows any more."""
-        return self._stopped() or all(call.outcomes.cancelled() for call in self._open)
-
-    def _stopped(self) -> bool:
-        """Whether the policy is closed, or the program ends and waits for this thread."""
-        return self._closed or not threading.main_thread().is_alive()
-
-    def _begin(self, calls: Sequence[_Call]) -> None:
-        """Puts the rows of calls into the batch."""
+    def _enter(self, call: Call) -> None:
+        """Puts the rows of a call into the batch."""
         from srpo_env.agents.generation import Row
 
-        self._open += calls
         context = self._loaded.context_length
-        for call in calls:
-            for index, request in enumerate(call.requests):
-                try:
-                    prompt = self._chat.prompt_ids(request.messages, request.earlier)
-                    limit = output_limit(len(prompt), request.sampling.max_tokens, context, self.name)
-                except (PolicyError, ContextExceeded) as error:
-                    call.ready[index] = error
-                    continue
-                owner = (call, index)
-                row = Row(prompt, request.sampling, limit, request.seed, owner, began=call.began)
-                self._generator.add([row])
+        for index, request in enumerate(call.requests):
+            try:
+                prompt = self._chat.prompt_ids(request.messages, request.earlier)
+                limit = output_limit(len(prompt), request.sampling.max_tokens, context, self.name)
+            except (PolicyError, ContextExceeded) as error:
+                call.ready[index] = error
+                continue
+            owner = (call, index)
+            self._generator.add([Row(prompt, request.sampling, limit, request.seed, owner, began=call.began)])
 
-    def _advance(self) -> None:
-        """Makes one step and hands out what is done."""
-        done = self._step()
-        for row, output in zip(done, self._outputs(done), strict=True):
-            call, index = row.owner
-            call.ready[index] = output
-        gone = {id(call) for call in self._open if call.outcomes.cancelled()}
-        if gone:
-            self._generator.drop(lambda row: id(row.owner[0]) in gone)
-        for call in list(self._open):
-            if id(call) in gone or len(call.ready) == len(call.requests):
-                self._open.remove(call)
-                if call.outcomes.set_running_or_notify_cancel():
-                    call.outcomes.set_result([call.ready[i] for i in range(len(call.requests))])
-
-    def _step(self) -> list[Row]:
-        """Lets the generator make one step, unless nobody waits for it."""
+    def _step(self) -> None:
+        """Makes one decoding step, unless no row needs one."""
         from srpo_env.agents.generation import Interrupted
 
-        if not self._generator.busy:
-            return []
+        if "_generator" not in self.__dict__ or not self._generator.busy:
+            return
         try:
             with self._stepping:
                 self._generator.version = self.version
-                return self._generator.step()
+                done = self._generator.step()
         except Interrupted:
             self._generator.clear()
-            for call in self._open:
-                call.outcomes.cancel()
-            return []
+            self._calls.cancel_all()
+            return
+        for row, output in zip(done, self._outputs(done), strict=True):
+            call, index = row.owner
+            call.ready[index] = output
+
+    def _drop(self, calls: Sequence[Call]) -> None:
+        if "_generator" in self.__dict__:
+            self._generator.drop(lambda row: row.owner[0] in calls)
+
+    def _clear(self) -> None:
+        if "_generator" in self.__dict__:
+            self._generator.clear()
 
     def _outputs(self, rows: Sequence[Row]) -> list[Sampled]:
         stops = self._generator.stop_ids
@@ -380,12 +299,3 @@ class LocalPolicy:
             )
             for row, text in zip(rows, self._chat.texts(spoken), strict=True)
         ]
-
-    def _give_up(self, error: Exception) -> None:
-        """Hands an unforeseen error to all who wait."""
-        for call in self._open:
-            if call.outcomes.set_running_or_notify_cancel():
-                call.outcomes.set_exception(error)
-        self._open.clear()
-        if "_generator" in self.__dict__:
-            self._generator.clear()

@@ -9,16 +9,13 @@ keeps a worker process of its own all the same.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import math
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from srpo_env.adapters import has_adapter
+from srpo_env.agents.calls import Call, Calls
 from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_LINGER_S = 0.2
 _OURS = ("model", "tokenizer", "dtype", "logprobs_mode", "enable_sleep_mode", "disable_log_stats")
 """Arguments of the engine that follow from a policy's own settings."""
 
@@ -76,21 +73,11 @@ class VLLMSettings(BaseModel):
     frozen: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call of `sample`: what was asked, and what has become of it so far."""
-
-    requests: tuple[SampleRequest, ...]
-    outcomes: Future[list[Sampled]] = field(default_factory=Future)
-    began: float = field(default_factory=time.perf_counter)
-    ready: dict[int, Sampled] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A request that the engine works on."""
 
-    call: _Call
+    call: Call
     index: int
     version: int
 
@@ -158,13 +145,16 @@ class VLLMPolicy:
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         self._using = threading.RLock()
-        self._calls: deque[_Call] = deque()
-        self._arrival = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._open: list[_Call] = []
         self._rows: dict[str, _Row] = {}
         self._asked = 0
-        self._closed = False
+        self._calls = Calls(
+            name,
+            enter=self._enter,
+            step=self._step,
+            drop=self._drop,
+            clear=lambda: self._abort(list(self._rows)),
+            one_at_a_time=deterministic,
+        )
 
     @classmethod
     def from_config(cls, label: str, settings: Mapping[str, Any]) -> VLLMPolicy:
@@ -193,18 +183,7 @@ class VLLMPolicy:
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """Returns one outcome per request, in the same order; wakes the engine if it sleeps."""
-        if not requests:
-            return []
-        call = _Call(tuple(requests))
-        with self._arrival:
-            if self._closed:
-                raise PolicyError(f"policy {self.name!r} is closed; make a new one to sample from.")
-            self._calls.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"sample {self.name}")
-                self._thread.start()
-            self._arrival.notify()
-        return await asyncio.wrap_future(call.outcomes)
+        return await self._calls.outcomes(requests)
 
     def load_weights(self, source: Path | Mapping[str, torch.Tensor] | None, version: int) -> None:
         """Takes new weights and their version, in the training copy and in the engine, between two steps of the engine.
@@ -238,12 +217,7 @@ class VLLMPolicy:
 
     async def aclose(self) -> None:
         """Cancels the calls under way and stops the engine."""
-        with self._arrival:
-            self._closed = True
-            self._arrival.notify()
-            thread = self._thread
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
+        await self._calls.close()
         with self._using:
             if self._engine is not None:
                 self._engine.engine_core.shutdown()
@@ -312,55 +286,13 @@ class VLLMPolicy:
 
     # What follows runs in the sampling thread.
 
-    def _work(self) -> None:
-        """Samples until no call has come for a while."""
-        while True:
-            new = self._next_calls()
-            if not new and not self._open:
-                return
-            try:
-                with self._using:
-                    self._begin(new)
-                    self._advance()
-            except Exception as error:  # noqa: BLE001 (it goes to those who wait for the outcomes)
-                self._give_up(error)
-
-    def _next_calls(self) -> list[_Call]:
-        """Takes the calls that may start now; where nothing is under way, waits a moment for one."""
-        with self._arrival:
-            if not self._open:
-                self._arrival.wait_for(lambda: self._calls or self._closed, timeout=_LINGER_S)
-            if self._stopped() or not (self._open or self._calls):
-                self._end()
-                return []
+    def _enter(self, call: Call) -> None:
+        """Gives the requests of a call to the engine."""
+        with self._using:
+            engine = self._awake()
+            context = engine.vllm_config.model_config.max_model_len
             if self._deterministic:
-                return [] if self._open else [self._calls.popleft()]
-            calls = list(self._calls)
-            self._calls.clear()
-            return calls
-
-    def _stopped(self) -> bool:
-        """Whether the policy is closed, or the program ends and waits for this thread."""
-        return self._closed or not threading.main_thread().is_alive()
-
-    def _end(self) -> None:
-        """Leaves nothing behind; the next call starts another thread."""
-        for call in (*self._open, *self._calls):
-            call.outcomes.cancel()
-        self._drop_cancelled()
-        self._calls.clear()
-        self._thread = None
-
-    def _begin(self, calls: Sequence[_Call]) -> None:
-        """Gives the requests of calls to the engine."""
-        if not calls:
-            return
-        self._open += calls
-        engine = self._awake()
-        context = engine.vllm_config.model_config.max_model_len
-        if self._deterministic:
-            engine.reset_prefix_cache()
-        for call in calls:
+                engine.reset_prefix_cache()
             for index, request in enumerate(call.requests):
                 try:
                     prompt = self._chat.prompt_ids(request.messages, request.earlier)
@@ -381,28 +313,23 @@ class VLLMPolicy:
                 else:
                     self._rows[str(self._asked)] = _Row(call, index, self.version)
 
-    def _advance(self) -> None:
-        """Makes one step and hands out what is done."""
-        self._drop_cancelled()
-        for found in self._engine.step() if self._rows else ():
-            if found.finished:
-                row = self._rows.pop(found.request_id)
-                row.call.ready[row.index] = self._outcome(row, found)
-        for call in list(self._open):
-            if len(call.ready) == len(call.requests):
-                self._open.remove(call)
-                if call.outcomes.set_running_or_notify_cancel():
-                    call.outcomes.set_result([call.ready[index] for index in range(len(call.requests))])
+    def _step(self) -> None:
+        """Makes one step of the engine, unless it has no row."""
+        with self._using:
+            for found in self._engine.step() if self._rows else ():
+                if found.finished:
+                    row = self._rows.pop(found.request_id)
+                    row.call.ready[row.index] = self._outcome(row, found)
 
-    def _drop_cancelled(self) -> None:
-        # Looked at once: a call that is cancelled meanwhile leaves whole the next time.
-        gone = {id(call) for call in self._open if call.outcomes.cancelled()}
-        numbers = [number for number, row in self._rows.items() if id(row.call) in gone]
-        if numbers:
-            self._engine.abort_request(numbers)
-        for number in numbers:
-            del self._rows[number]
-        self._open = [call for call in self._open if id(call) not in gone]
+    def _drop(self, calls: Sequence[Call]) -> None:
+        self._abort([number for number, row in self._rows.items() if row.call in calls])
+
+    def _abort(self, numbers: Sequence[str]) -> None:
+        with self._using:
+            if numbers:
+                self._engine.abort_request(numbers)
+            for number in numbers:
+                del self._rows[number]
 
     def _outcome(self, row: _Row, found: Any) -> Sampled:
         """What vLLM gave for a request, as an output."""
@@ -429,16 +356,6 @@ class VLLMPolicy:
             policy_version=row.version,
             seconds=time.perf_counter() - row.call.began,
         )
-
-    def _give_up(self, error: Exception) -> None:
-        """Hands an unforeseen error to all who wait."""
-        if self._rows:
-            self._engine.abort_request(list(self._rows))
-        self._rows.clear()
-        for call in self._open:
-            if call.outcomes.set_running_or_notify_cancel():
-                call.outcomes.set_exception(error)
-        self._open.clear()
 
 
 def _sampling_params(request: SampleRequest, limit: int) -> Any:

@@ -454,12 +454,14 @@ def test_ctrl_c_stops_sampling_within_two_seconds(folder: Path, ask: Any) -> Non
 
 async def test_closing_cancels_calls_and_leaves_no_thread(folder: Path, ask: Any) -> None:
     policy = endless(folder)
+    before = set(threading.enumerate())
     task = asyncio.create_task(policy.sample([ask.request("a", max_tokens=90_000)]))
     await asyncio.sleep(0.2)
+    (mine,) = [each for each in set(threading.enumerate()) - before if each.name == "sample main"]
     await policy.aclose()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not [thread for thread in threading.enumerate() if thread.name == "sample main" and thread is policy._thread]
+    assert not mine.is_alive()
     with pytest.raises(PolicyError, match="closed"):
         await policy.sample([ask.request("a")])
 

@@ -80,7 +80,8 @@ def test_a_file_in_the_place_of_a_run_is_not_overwritten(recipe: Recipe) -> None
 
 def test_an_empty_folder_may_become_a_run(recipe: Recipe) -> None:
     Path(str(recipe.run)).mkdir()
-    Run.create(recipe, "r").log.close()
+    with Run.create(recipe, "r") as run:
+        assert (run.folder / "config.yaml").is_file()
 
 
 def test_runs_without_a_name_of_their_own_never_meet(

@@ -412,7 +412,8 @@ def test_frozen_and_failed_outputs_may_be_anything(make: Any) -> None:
 def test_raw_log_probs_at_temperature_1_are_those_that_were_sampled(make: Any) -> None:
     member = make.member(logprobs=(-1, -1), logprobs_mode="raw")
     batch = EventBatch.from_events([make.event([member], episode=f"g/{i}", reward=float(i)) for i in range(2)])
-    learner_of(make.policy(make.gpt2()), SRPOConfig(clip=9, old_logprobs="sampler")).update(batch)
+    learner = learner_of(make.policy(make.gpt2()), SRPOConfig(clip=9, old_logprobs="sampler"))
+    assert learner.update(batch)["steps"] == 2
 
 
 @pytest.mark.parametrize("lost", [0, -1], ids=["its first event", "its last event"])
