@@ -16,7 +16,7 @@ from srpo_env.tasks import Reward, Task, TaskSet, tasks_of
 
 FOLDER_VARIABLE = "SRPO_ENV_DATA"
 
-Rows = dict[str, Any]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NamedSet:
     licence: str
     reward: Reward
     columns: Mapping[str, str] = field(default_factory=dict)
-    fix: Callable[[Rows], Rows] = dict
+    fix: Callable[[Row], Row] = dict
     check: Callable[[Task], str | None] = lambda task: None
 
     @property
@@ -82,8 +82,8 @@ class NamedSet:
         folder = os.environ.get(FOLDER_VARIABLE)
         for name in self.files[split] if folder else ():
             path = Path(str(folder)) / self.folder / name
-            if path.is_file():
-                return self._of(str(path), self.splits[split])
+            if path.is_file() and (rows := self._rows(str(path), split)):
+                return self._of(rows, str(path))
         if find_spec("datasets") is None:
             raise InvalidTask(
                 f"task set {self.name!r}, split {split!r}, is not here. Either put it (rows of id, problem, answer) at "
@@ -91,8 +91,13 @@ class NamedSet:
                 f"{repr(folder) if folder else 'not set'}. Or run `pip install 'srpo-env[datasets]'` to load "
                 f"{self.hub} from the hub."
             )
-        return self._of(HUB + self.hub, self.splits[split])
+        return self._of(self._rows(HUB + self.hub, split), HUB + self.hub)
 
-    def _of(self, source: str, split: str) -> TaskSet:
-        rows = ((place, self.fix(row)) for place, row in read_rows(source, split) if row.get("split", split) == split)
+    def _rows(self, source: str, split: str) -> list[tuple[str, Row]]:
+        """The rows of a split; none where a file holds other splits alone."""
+        name = self.splits[split]
+        found = read_rows(source, name)
+        return [(place, self.fix(row)) for place, row in found if row.get("split", name) == name]
+
+    def _of(self, rows: list[tuple[str, Row]], source: str) -> TaskSet:
         return tasks_of(rows, self.name, columns=self.columns, reward=self.reward, source=source)

@@ -88,6 +88,13 @@ def test_a_file_of_several_splits_gives_one(folder: Path) -> None:
     assert load_tasks("hotpotqa", split="train").tasks[0].answers == ("x", "y")
 
 
+def test_a_file_without_a_row_of_the_split_does_not_hold_it(folder: Path) -> None:
+    write(folder / "search" / "nq.jsonl", {"id": "1", "question": "q", "golden_answers": ["a"], "split": "test"})
+    assert len(load_tasks("nq", split="test")) == 1
+    with pytest.raises(InvalidTask, match="'nq', split 'train', is not here"):
+        load_tasks("nq", split="train")
+
+
 def test_references_that_can_not_be_compared_with_are_reported_when_a_set_is_loaded(folder: Path) -> None:
     rows = [{"id": str(i), "problem": "?", "answer": answer} for i, answer in enumerate(["4", "see figure", "2, 3"])]
     write(folder / "math" / "amc23.jsonl", *rows)
