@@ -50,6 +50,12 @@ class Verification:
     reason: str
 
 
+def _cores() -> int:
+    """The cores that this process may use; all of them where the system does not say."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 class MathVerifier:
     r"""Compares answers with references; safe to use from several threads and event loops.
 
@@ -72,7 +78,7 @@ class MathVerifier:
                 "least one worker."
             )
         self.timeout_s = timeout_s
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or _cores()
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0

@@ -203,3 +203,9 @@ def test_the_checker_cases_get_their_verdicts(verifier: MathVerifier, data_dir: 
         and verifier.verify(row["gold"], row["prediction"]).verdict != wanted[row["expected"]]
     ]
     assert missed == list(POLICIES)
+
+
+def test_a_system_that_does_not_tell_the_allowed_cores_gives_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert MathVerifier().workers == 3
