@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import sys
 import tempfile
 import threading
 import time
+import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +29,7 @@ import torch
 import srpo_env
 from srpo_env import EventBatch, training
 from srpo_env.agents import LocalPolicy, generation
+from srpo_env.episode import Episode
 from srpo_env.eventlog import Journal
 from srpo_env.jobs import Job
 from srpo_env.runs import Run
@@ -72,19 +75,38 @@ class Clock:
             with self.part(part):
                 return plain(*args, **kwargs)
 
-        setattr(owner, name, classmethod(watched) if is_class else watched)
+        @functools.wraps(plain)
+        def watched_coroutine(*args: Any, **kwargs: Any) -> Any:
+            return self._steps(plain(*args, **kwargs), part)
+
+        new = watched_coroutine if inspect.iscoroutinefunction(plain) else watched
+        setattr(owner, name, classmethod(new) if is_class else new)
+
+    @types.coroutine
+    def _steps(self, coroutine: Any, part: str) -> Generator[Any, Any, Any]:
+        """Runs a coroutine; the moments in which it waits are not counted."""
+        given = None
+        while True:
+            with self.part(part):
+                try:
+                    awaited = coroutine.send(given)
+                except StopIteration as end:
+                    return end.value
+            given = yield awaited
 
 
-def watch_all(clock: Clock) -> None:
-    """Puts the clock on the loop's parts."""
-    parts: list[tuple[Any, str, str]] = [
+def parts() -> list[tuple[Any, str, str]]:
+    """Returns what is watched: owner, function, and the part that it belongs to."""
+    return [
         (training, "_update", "loop"),
-        (Job, "sample", "environment"),
+        (Job, "sample", "rollouts: turns and requests"),
+        (Episode, "__init__", "environment"),
+        (Episode, "advance", "environment"),
         (Journal, "append", "event log"),
         (Run, "record", "metrics and records"),
         (training, "sampling_metrics", "metrics and records"),
         (EventBatch, "from_events", "batch"),
-        (LocalPolicy, "_begin", "prompts and texts"),
+        (LocalPolicy, "_enter", "prompts and texts"),
         (LocalPolicy, "_outputs", "prompts and texts"),
         (LocalPolicy, "_step", "sampling engine"),
         (generation.Generator, "_forward", MODEL + "sampling"),
@@ -99,8 +121,6 @@ def watch_all(clock: Clock) -> None:
         (torch.nn.utils, "clip_grad_norm_", MODEL + "log-probs and update"),
         (torch.optim.AdamW, "step", MODEL + "log-probs and update"),
     ]
-    for owner, name, part in parts:
-        clock.watch(owner, name, part)
 
 
 def main() -> int:
@@ -110,7 +130,8 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
     clock, seen = Clock(), 0
-    watch_all(clock)
+    for owner, name, part in parts():
+        clock.watch(owner, name, part)
     update: Callable[..., str] = training._update  # noqa: SLF001
 
     def counted(*args: Any) -> str:

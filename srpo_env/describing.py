@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from srpo_env.flow import END, longest_path, reachable, successors_of
 from srpo_env.graph import Graph
 from srpo_env.spec import Best
+from srpo_env.views import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,14 @@ def sets_of(graph: Graph, node: str) -> tuple[str, ...]:
     """Returns each active set that can act at a node, in words."""
     chosen = graph.sets[node]
     if chosen.choose is None:
-        return (_members(chosen.agents) + (" while they act" if chosen.acting else ""),)
-    sets = [f"{choice}: {_members(agents or chosen.agents)}" for choice, agents in chosen.among.items()]
-    return (*sets, f"else: {_members(chosen.agents)}")
+        return (_members(chosen.slots) + (" while they act" if chosen.acting else ""),)
+    sets = [f"{choice}: {_members(slots or chosen.slots)}" for choice, slots in chosen.among.items()]
+    return (*sets, f"else: {_members(chosen.slots)}")
 
 
-def _members(agents: Sequence[str]) -> str:
-    return ", ".join(agent if count == 1 else f"{agent} x {count}" for agent, count in Counter(agents).items())
+def _members(slots: Sequence[Slot]) -> str:
+    counts = {slot.agent: slot.count for slot in slots}
+    return ", ".join(agent if count == 1 else f"{agent} x {count}" for agent, count in counts.items())
 
 
 def reducer_of(graph: Graph, node: str) -> str | None:

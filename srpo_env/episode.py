@@ -11,15 +11,13 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, SrpoEnvError, nearest
+from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, nearest
 from srpo_env.graph import Graph
 from srpo_env.merging import merge
-from srpo_env.parsers import reader
 from srpo_env.records import Event, Member, Message, Output, Sampling, ToolCall, TruncationReason
 from srpo_env.reducers import REDUCERS, Reducer
 from srpo_env.registry import load_reference
@@ -32,12 +30,28 @@ from srpo_env.views import Due, Ids, MemberView, NodeView, Slot, Transition, Vis
 
 _SORTED = json.JSONEncoder(sort_keys=True, default=str)
 
+_OUTCOMES = (Output, str, ContextExceeded, PolicyError)
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
 
 
 class Episode:
     r"""Walks a graph for one task.
+
+    Args:
+        graph: The compiled workflow.
+        task: What is to be solved.
+        tasks: The set that scores the answer.
+        ids: Names for the log.
+        tools: Tools by name.
+        clock: Gives the time of events.
+        mate: Another episode; where graph and task are the same, its first active set is taken over and not rendered
+            again.
+
+    Attributes:
+        first_set: The active set that it began with.
+        active_set: The one that is due.
+        events: What has happened.
 
     Example:
         >>> from srpo_env import Task, load_tasks
@@ -61,6 +75,7 @@ class Episode:
         ids: Ids | None = None,
         tools: Tools | None = None,
         clock: Callable[[], float] = time.time,
+        mate: Episode | None = None,
     ) -> None:
         workflow = graph.workflow
         self.graph, self.task, self.tasks = graph, task, tasks
@@ -68,22 +83,25 @@ class Episode:
         self.events: list[Event] = []
         self.terminated = self.truncated = False
         self._tools = tools or {}
-        require_tools(workflow, self._tools)
+        if self.graph.callers:
+            require_tools(workflow, self._tools)
         self._clock = clock
         self._node: str = workflow.first
         self._last: str | None = None
         self._visits = Visits()
         self._views: dict[str, NodeView | None] = dict.fromkeys(workflow.nodes)
         self._state = {name: _copy(key.default) for name, key in workflow.state.items()}
-        self._turns: dict[tuple[str, int], list[tuple[Message, str]]] = {}
-        self._given: dict[tuple[str, int], tuple[tuple[Message, ...], Output]] = {}
+        self._turns: dict[tuple[str, int], list[tuple[tuple[Message, ...], Output]]] = {}
         self._results: dict[tuple[str, int], tuple[str, ...]] = {}
         self._transcript: list[tuple[Slot, str]] = []
-        self._said = hashlib.blake2b(digest_size=8)
         self._tokens = 0
         self._task_view = {"id": task.id, "problem": task.problem, "meta": task.meta}
+        self._walked = hashlib.blake2b(task.id.encode("utf-8", "replace"), digest_size=8)
+        self._digest = self._state_digest()
         self._started = clock()
-        self.active_set: tuple[Due, ...] = self._due()
+        alike = mate is not None and mate.graph is graph and mate.task is task
+        self.first_set: tuple[Due, ...] = mate.first_set if mate is not None and alike else self._due()
+        self.active_set = self.first_set
 
     @property
     def node(self) -> str:
@@ -117,12 +135,12 @@ class Episode:
                 f"active set: {', '.join(f'{d.slot.agent}[{d.slot.index}]' for d in due)}."
             )
         for each, outcome in zip(due, outcomes, strict=True):
-            if not isinstance(outcome, str | Output | ContextExceeded | PolicyError):
+            if not isinstance(outcome, _OUTCOMES):
                 raise InvalidAction(
                     f"node {self._node!r}: the output of {each.slot.agent}[{each.slot.index}] is a "
                     f"{type(outcome).__name__}; an output is a str or an srpo_env.Output."
                 )
-        before = self._digest()
+        before = self._digest
         members = await self._members(due, outcomes, sampling or [None] * len(due))
         failure = _failure(outcomes, members)
         visited = self._node
@@ -135,6 +153,7 @@ class Episode:
         if not self.done:
             self._node = following
             self.active_set = self._due()
+        self._digest = self._state_digest()
         ended = self._clock()
         event = Event(
             run=self.ids.run,
@@ -149,7 +168,7 @@ class Episode:
             value=None if failure else getattr(self._views[visited], "parsed", None),
             next_node=following,
             state_before=before,
-            state_after=self._digest(),
+            state_after=self._digest,
             reward=0.0,
             answer=answer,
             terminated=self.terminated,
@@ -161,7 +180,7 @@ class Episode:
         self._started = ended
         if self.done:
             score = await self._score(answer, event)
-            event = event.model_copy(update={"reward": score.value, "score_reason": score.reason})
+            event.__dict__.update(reward=score.value, score_reason=score.reason)  # the one time that a record changes
         self.events.append(event)
         return event
 
@@ -173,30 +192,24 @@ class Episode:
         alike: dict[str, Due] = {}
         for slot in self._slots(scope):
             if first := alike.get(slot.agent):
-                due.append(replace(first, slot=slot, turn=self._turn(slot)))
+                due.append(Due(slot, first.policy, self._turn(slot), first.messages))
                 continue
             due.append(self._render(slot, scope))
             if self.graph.prompts[slot.agent].alike:
                 alike[slot.agent] = due[-1]
         return tuple(due)
 
-    def _slots(self, scope: Mapping[str, Any]) -> list[Slot]:
+    def _slots(self, scope: Mapping[str, Any]) -> Sequence[Slot]:
         due = self.graph.sets[self._node]
         if due.acting and self._last == self._node:
             view = self._views[self._node]
             slots = [Slot(each.agent, each.index, each.count) for each in view.outputs if each.acting] if view else []
             if slots:
                 return slots
-        agents = due.agents
         if due.choose is not None:
             choice = due.choose.evaluate(scope)
-            agents = (due.among.get(choice, ()) if isinstance(choice, str) else ()) or agents
-        totals, seen = Counter(agents), Counter[str]()
-        slots = []
-        for agent in agents:
-            slots.append(Slot(agent, seen[agent], totals[agent]))
-            seen[agent] += 1
-        return slots
+            return (due.among.get(choice, ()) if isinstance(choice, str) else ()) or due.slots
+        return due.slots
 
     def _render(self, slot: Slot, scope: Mapping[str, Any]) -> Due:
         agent = self.graph.workflow.agents[slot.agent]
@@ -214,8 +227,8 @@ class Episode:
         if prompt.system is not None:
             messages.append(Message(role="system", content=self._text(prompt.system, scope, slot)))
         if agent.history == "own":
-            for asked, said in self._turns.get((slot.agent, slot.index), ()):
-                messages += (asked, Message(role="assistant", content=said))
+            for given, said in self._turns.get((slot.agent, slot.index), ()):
+                messages += (given[-1], Message(role="assistant", content=said.text))
         elif agent.history == "team":
             messages.extend(self._team(slot))
         messages.append(Message(role="user", content=self._text(prompt.prompt, scope, slot)))
@@ -224,9 +237,10 @@ class Episode:
 
     def _earlier(self, slot: Slot, messages: list[Message]) -> Output | None:
         """The member's last output, if these messages go on from it."""
-        if (slot.agent, slot.index) not in self._given:
+        turns = self._turns.get((slot.agent, slot.index))
+        if not turns:
             return None
-        given, output = self._given[slot.agent, slot.index]
+        given, output = turns[-1]
         said = Message(role="assistant", content=output.text)
         return output if tuple(messages[: len(given) + 1]) == (*given, said) else None
 
@@ -259,14 +273,13 @@ class Episode:
     ) -> list[Member]:
         members = []
         for each, outcome, settings in zip(due, outcomes, sampling, strict=True):
-            error = str(outcome) if isinstance(outcome, SrpoEnvError) else None
-            if isinstance(outcome, str):
-                output = Output(text=outcome)
-            elif isinstance(outcome, Output):
+            error = None
+            if isinstance(outcome, Output):
                 output = outcome
+            elif isinstance(outcome, str):
+                output = Output(text=outcome)
             else:
-                output = Output(text="", prompt_ids=(), output_ids=(), logprobs=())
-            agent = self.graph.workflow.agents[each.slot.agent]
+                output, error = Output(text="", prompt_ids=(), output_ids=(), logprobs=()), str(outcome)
             members.append(
                 Member(
                     agent=each.slot.agent,
@@ -276,13 +289,13 @@ class Episode:
                     messages=each.messages,
                     sampling=settings,
                     output=output,
-                    parse=reader(agent.parse)(output.text),
+                    parse=self.graph.readers[each.slot.agent](output.text),
                     error=error,
                     extends=_extends(output, each.earlier),
                 )
             )
             self._tokens += len(output.output_ids or ())
-        if not any(self.graph.workflow.agents[member.agent].tools for member in members):
+        if self.graph.callers.isdisjoint(member.agent for member in members):
             return members
         calls = await asyncio.gather(*(self._calls(member) for member in members))
         return [
@@ -298,12 +311,12 @@ class Episode:
         return await run_calls(member.output.text, tools)
 
     def _record_turns(self, due: Sequence[Due], members: Sequence[Member]) -> None:
+        self._walked.update(b"\n" + self._node.encode())
         for each, member in zip(due, members, strict=True):
-            asked = (each.messages[-1], member.output.text)
-            self._turns.setdefault((member.agent, member.index), []).append(asked)
-            self._given[member.agent, member.index] = (each.messages, member.output)
+            self._turns.setdefault((member.agent, member.index), []).append((each.messages, member.output))
             self._transcript.append((each.slot, member.output.text))
-            self._said.update(json.dumps([member.agent, member.index, member.output.text]).encode())
+            text = member.output.text.encode()
+            self._walked.update(b"\n%s %d %d " % (member.agent.encode(), member.index, len(text)) + text)
 
     def _transition(
         self, visited: str, due: Sequence[Due], members: Sequence[Member]
@@ -317,12 +330,12 @@ class Episode:
                 text=member.output.text,
                 parsed=member.parse.value,
                 ok=member.parse.ok,
-                results=tuple(call.result for call in member.tool_calls),
+                results=tuple([call.result for call in member.tool_calls]),
                 acting=bool(member.tool_calls),
             )
             for each, member in zip(due, members, strict=True)
         )
-        self._results.update({(each.agent, each.index): each.results for each in outputs})
+        self._results.update({(each.agent, each.index): each.results for each in outputs if each.agent in self.graph.callers})
         shown = self._with_earlier(visited, outputs)
         snapshot = self._scope()
         self._write(node.write, outputs, snapshot)
@@ -397,9 +410,9 @@ class Episode:
                 ) from error
 
     def _edge(self, visited: str) -> str:
-        scope = self._scope()
+        scope: Mapping[str, Any] = {}
         for arrow in self.graph.edges[visited]:
-            if arrow.condition is None or arrow.condition.evaluate(scope):
+            if arrow.condition is None or arrow.condition.evaluate(scope := scope or self._scope()):
                 return arrow.to
         raise InvalidWorkflow(
             f"workflow {self.graph.workflow.name!r}: no edge of node {visited!r} holds; end its list with one without "
@@ -442,24 +455,20 @@ class Episode:
             "state": dict(self._state),
         }
 
-    def _digest(self) -> str:
-        """Digest of all that decides how the walk goes on."""
-        content = {
-            "task": self.task.id,
-            "node": self._node,
-            "visits": self._visits,
-            "state": self._state,
-            "outputs": self._said.hexdigest(),
-        }
-        return hashlib.blake2b(_SORTED.encode(content).encode(), digest_size=8).hexdigest()
+    def _state_digest(self) -> str:
+        """Digest of all that decides how the walk goes on: the task, what was said, where it stands, and the state."""
+        digest = self._walked.copy()
+        digest.update(b"@" + self._node.encode())
+        if self._state:
+            digest.update(_SORTED.encode(self._state).encode())
+        return digest.hexdigest()
 
 
 def _failure(outcomes: Sequence[Outcome], members: Sequence[Member]) -> TruncationReason | None:
     """Why these outputs make no transition, if they don't."""
-    if any(isinstance(outcome, PolicyError) for outcome in outcomes):
-        return "policy_error"
-    if any(isinstance(outcome, ContextExceeded) for outcome in outcomes):
-        return "context"
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if errors:
+        return "policy_error" if any(isinstance(error, PolicyError) for error in errors) else "context"
     if any(call.unavailable for member in members for call in member.tool_calls):
         return "tool_unavailable"
     return None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from srpo_env.checks import check_workflow
 from srpo_env.flow import END
+from srpo_env.parsers import reader
 from srpo_env.problems import InvalidWorkflowFile
+from srpo_env.records import Parse
 from srpo_env.sets import agents_of, limits_of, param_values, sizes_of
 from srpo_env.spec import Acting, Agent, Choose, Workflow
 from srpo_env.templates import Expression, Template, compile_expression, compile_template
+from srpo_env.views import Slot
 
 if TYPE_CHECKING:
     import networkx
@@ -41,18 +45,18 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ActiveSet:
-    """Who may act at a node, counts resolved: agents in declared order, one entry per member.
+    """Who may act at a node, counts resolved: one slot per member, in declared order.
 
     Attributes:
-        agents: The set, on arrival where it is of those that act; of a chosen set, its `else`.
+        slots: The set, on arrival where it is of those that act; of a chosen set, its `else`.
         choose: Gives the choice, for a set that is chosen while the episode runs.
-        among: The agents of each choice; an empty one takes `agents`.
+        among: The slots of each choice; an empty one takes `slots`.
         acting: Whether only those that still act come back when the node follows itself.
     """
 
-    agents: tuple[str, ...]
+    slots: tuple[Slot, ...]
     choose: Expression | None
-    among: Mapping[str, tuple[str, ...]]
+    among: Mapping[str, tuple[Slot, ...]]
     acting: bool
 
 
@@ -68,6 +72,7 @@ class Graph:
         k_max: Largest active set.
         edges: Where each node leads, in order.
         prompts: Templates of each agent.
+        callers: Agents that may call tools.
         max_steps, max_tokens: Limits of an episode; None: none.
         max_visits: Limits of the nodes that have one.
     """
@@ -79,9 +84,15 @@ class Graph:
     k_max: int
     edges: Mapping[str, tuple[Arrow, ...]]
     prompts: Mapping[str, Prompt]
+    callers: frozenset[str]
     max_steps: int | None
     max_visits: Mapping[str, int]
     max_tokens: int | None
+
+    @cached_property
+    def readers(self) -> Mapping[str, Callable[[str], Parse]]:
+        """What reads each agent's outputs; loads parsers that are `module:attr`."""
+        return {name: reader(agent.parse) for name, agent in self.workflow.agents.items()}
 
     @cached_property
     def nx(self) -> networkx.MultiDiGraph[str]:
@@ -122,6 +133,7 @@ def compile_graph(workflow: Workflow) -> Graph:
             for name, node in workflow.nodes.items()
         },
         prompts={name: _prompt(agent) for name, agent in workflow.agents.items()},
+        callers=frozenset(name for name, agent in workflow.agents.items() if agent.tools),
         max_steps=steps,
         max_visits=visits,
         max_tokens=tokens,
@@ -142,14 +154,20 @@ def _compiled(text: str | None) -> Expression | None:
 def _active_set(workflow: Workflow, name: str, params: Mapping[str, Any]) -> ActiveSet:
     match workflow.nodes[name].agents:
         case Choose() as choose:
-            among = {choice: agents_of(group, params) for choice, group in choose.among.items()}
-            return ActiveSet(
-                agents_of(choose.fallback, params),
-                compile_expression(choose.choose),
-                among,
-                acting=False,
-            )
+            among = {choice: _slots(agents_of(group, params)) for choice, group in choose.among.items()}
+            otherwise = _slots(agents_of(choose.fallback, params))
+            return ActiveSet(otherwise, compile_expression(choose.choose), among, acting=False)
         case Acting() as acting:
-            return ActiveSet(agents_of(acting.acting, params), None, {}, acting=True)
+            return ActiveSet(_slots(agents_of(acting.acting, params)), None, {}, acting=True)
         case group:
-            return ActiveSet(agents_of(group, params), None, {}, acting=False)
+            return ActiveSet(_slots(agents_of(group, params)), None, {}, acting=False)
+
+
+def _slots(agents: Sequence[str]) -> tuple[Slot, ...]:
+    """Counts the members of each agent."""
+    totals, seen = Counter(agents), Counter[str]()
+    slots = []
+    for agent in agents:
+        slots.append(Slot(agent, seen[agent], totals[agent]))
+        seen[agent] += 1
+    return tuple(slots)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from srpo_env.errors import ContextExceeded, PolicyError
 from srpo_env.records import Message, Output, Sampling
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from srpo_env.batch import EventBatch
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RequestKey:
+class RequestKey(NamedTuple):
     """Where a request comes from; its order is the order in which deterministic batches are formed."""
 
     task: int

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from srpo_env.parsers import after_thinking, last_boxed
 from srpo_env.records import Event, Record, Text
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from srpo_env.tasks import Task
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3}){1,100}|\d{1,400})(?:\.\d{1,400})?|[-+]?\.\d{1,400}")
+
+_DIGITS = re.compile(r"[0-9]{1,400}")
 
 
 class Score(Record):
@@ -27,7 +31,7 @@ class Score(Record):
 
     value: float | None
     reason: Text
-    measures: dict[str, float] = {}
+    measures: dict[str, float] = Field(default_factory=dict)  # a default of {} would be deep-copied each time
 
 
 def exact_match(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
@@ -36,7 +40,7 @@ def exact_match(task: Task, answer: str | None, events: Sequence[Event]) -> Scor
     The last \boxed{} of the answer counts, or the whole of it where it has none. Equal means: the same text once the
     white-space around it is stripped, or the same number (`1,000`, `1000` and `1000.0` are equal).
     """
-    accepted = [text.strip() for text in task.answers if text.strip()]
+    accepted = [text for answer_ in task.answers if (text := answer_.strip())]
     if not accepted:
         return Score(value=None, reason="no reference answer")
     if answer is None or not answer.strip():
@@ -58,6 +62,8 @@ def plain_answer(text: str) -> str:
 
 
 def _same_number(first: str, second: str) -> bool:
+    if _DIGITS.fullmatch(first) and _DIGITS.fullmatch(second):
+        return int(first) == int(second)
     if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(second)):
         return False
     return Fraction(first.replace(",", "")) == Fraction(second.replace(",", ""))

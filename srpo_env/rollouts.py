@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,51 +78,60 @@ class Turns:
         self._tasks = tasks
         self._going = going
         self._deterministic = deterministic
-        self._sets = 0
-        self._waiting: list[tuple[str, SampleRequest, asyncio.Future[Sampled]]] = []
+        self._waiting: list[_Set] = []
 
     async def sample(self, labels: Sequence[str], requests: Sequence[SampleRequest]) -> list[Sampled]:
         """Returns the outcomes of one set, in order; `labels` names each member's policy."""
-        futures: list[asyncio.Future[Sampled]] = [asyncio.get_running_loop().create_future() for _ in requests]
         at_once: dict[str, list[int]] = {}
+        held: list[int] = []
         for at, label in enumerate(labels):
-            if self._deterministic and self._policies[label].in_process:
-                self._waiting.append((label, requests[at], futures[at]))
-            else:
-                at_once.setdefault(label, []).append(at)
-        if sum(map(len, at_once.values())) < len(requests):
-            self._sets += 1
-            self._going -= 1
-            self._check()
-        async with asyncio.TaskGroup() as group:
-            for label, places in at_once.items():
-                group.create_task(self._fill(label, [requests[at] for at in places], [futures[at] for at in places]))
-        return [await future for future in futures]
+            wait = self._deterministic and self._policies[label].in_process
+            (held if wait else at_once.setdefault(label, [])).append(at)
+        due = _Set(labels, requests, held, asyncio.get_running_loop().create_future())
+        if held:
+            self._waiting.append(due)
+            self.ended()
+        if at_once:
+            async with asyncio.TaskGroup() as group:
+                for label, places in at_once.items():
+                    group.create_task(self._fill(due, label, places))
+        if held:
+            await due.complete
+        return [due.outcomes[at] for at in range(len(requests))]
 
-    async def _fill(
-        self, label: str, requests: Sequence[SampleRequest], futures: Sequence[asyncio.Future[Sampled]]
-    ) -> None:
-        _resolve(futures, await _sampled(label, self._policies[label], requests))
+    async def _fill(self, due: _Set, label: str, places: Sequence[int]) -> None:
+        found = await _sampled(label, self._policies[label], [due.requests[at] for at in places])
+        due.outcomes.update(zip(places, found, strict=True))
 
     def ended(self) -> None:
-        """One of those going has ended for good."""
+        """One of those going waits, or has ended for good."""
         self._going -= 1
-        self._check()
-
-    def _check(self) -> None:
         if self._going == 0 and self._waiting:
             self._tasks.create_task(self._sample_waiting())
 
     async def _sample_waiting(self) -> None:
-        waiting, self._waiting = sorted(self._waiting, key=lambda each: each[1].key), []
-        sets, self._sets = self._sets, 0
-        outcomes: list[tuple[list[asyncio.Future[Sampled]], list[Sampled]]] = []
-        for label in dict.fromkeys(label for label, _, _ in waiting):
-            mine = [(request, future) for each, request, future in waiting if each == label]
-            outcomes.append(([f for _, f in mine], await _sampled(label, self._policies[label], [r for r, _ in mine])))
-        self._going += sets
-        for futures, found in outcomes:
-            _resolve(futures, found)
+        sets, self._waiting = self._waiting, []
+        rows = sorted(((due, at) for due in sets for at in due.held), key=lambda row: row[0].requests[row[1]].key)
+        for label in dict.fromkeys(due.labels[at] for due, at in rows):
+            mine = [(due, at) for due, at in rows if due.labels[at] == label]
+            found = await _sampled(label, self._policies[label], [due.requests[at] for due, at in mine])
+            for (due, at), outcome in zip(mine, found, strict=True):
+                due.outcomes[at] = outcome
+        self._going += len(sets)
+        for due in sets:
+            if not due.complete.done():
+                due.complete.set_result(None)
+
+
+@dataclass(slots=True)
+class _Set:
+    """An active set on its way: the outcomes that are there, by place, and whether those it was held for are."""
+
+    labels: Sequence[str]
+    requests: Sequence[SampleRequest]
+    held: Sequence[int]
+    complete: asyncio.Future[None]
+    outcomes: dict[int, Sampled] = field(default_factory=dict)
 
 
 async def _sampled(label: str, policy: Policy, requests: Sequence[SampleRequest]) -> list[Sampled]:
@@ -132,12 +141,6 @@ async def _sampled(label: str, policy: Policy, requests: Sequence[SampleRequest]
             f"policy {label!r} gave {len(outcomes)} outcomes for {len(requests)} requests; a policy gives one each."
         )
     return outcomes
-
-
-def _resolve(futures: Sequence[asyncio.Future[Sampled]], outcomes: Sequence[Sampled]) -> None:
-    for future, outcome in zip(futures, outcomes, strict=True):
-        if not future.done():
-            future.set_result(outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ async def run_episodes(
         The events of each episode, in the order of `episodes`, whatever finished first.
     """
     done: list[list[Event]] = [[] for _ in episodes]
-    queue = iter(enumerate(episodes))
+    queue = enumerate(_begun(plan, episodes))
     workers = min(plan.max_in_flight, len(episodes))
 
     def take(event: Event) -> None:
@@ -192,8 +195,8 @@ async def run_episodes(
             on_event(event)
 
     async def work(turns: Turns) -> None:
-        for at, start in queue:
-            done[at] = await _walk(plan, start, turns, take)
+        for at, (start, episode) in queue:
+            done[at] = await _walk(plan, start, episode, turns, take)
         turns.ended()
 
     try:
@@ -207,9 +210,18 @@ async def run_episodes(
     return done
 
 
-async def _walk(plan: Plan, start: Start, turns: Turns, take: Callable[[Event], None]) -> list[Event]:
-    ids = Ids(run=plan.run, group=start.group, episode=start.episode, batch=start.batch)
-    episode = Episode(plan.graph, start.task, plan.tasks, ids=ids, tools=plan.tools)
+def _begun(plan: Plan, episodes: Sequence[Start]) -> Iterator[tuple[Start, Episode]]:
+    """Begins one episode after the other, when it is asked for; the mates of a group share their first prompts."""
+    mate = None
+    for start in episodes:
+        ids = Ids(run=plan.run, group=start.group, episode=start.episode, batch=start.batch)
+        mate = Episode(plan.graph, start.task, plan.tasks, ids=ids, tools=plan.tools, mate=mate)
+        yield start, mate
+
+
+async def _walk(
+    plan: Plan, start: Start, episode: Episode, turns: Turns, take: Callable[[Event], None]
+) -> list[Event]:
     while not episode.done:
         due = episode.active_set
         settings = [plan.sampling(each.slot.agent) for each in due]

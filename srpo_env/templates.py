@@ -222,10 +222,15 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A compiled expression."""
+    """A compiled expression.
+
+    Attributes:
+        path: The names of a plain `a.b.c`, which is looked up without a template engine; None for any other.
+    """
 
     text: str
     compiled: jinja2.Template
+    path: tuple[str, ...] | None
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         """Returns the value, as Python has it.
@@ -233,8 +238,14 @@ class Expression:
         Raises:
             TemplateError: A variable is undefined or null where a part of it is asked for, or types don't fit.
         """
-        context = self.compiled.new_context(dict(scope))
         try:
+            if self.path is not None and self.path[0] in scope:
+                value = scope[self.path[0]]
+                for name in self.path[1:]:
+                    value = _ENVIRONMENT.getattr(value, name)
+                _defined(value)
+                return value
+            context = self.compiled.new_context(dict(scope))
             for _ in self.compiled.root_render_func(context):
                 pass
             value = context.vars["value"]
@@ -358,7 +369,15 @@ def compile_expression(text: str) -> Expression:
     """
     tree = parse_expression(text)
     assignment = nodes.Assign(nodes.Name("value", "store", lineno=1), tree, lineno=1)
-    return Expression(text, _compile(nodes.Template([assignment], lineno=1)))
+    return Expression(text, _compile(nodes.Template([assignment], lineno=1)), _path(tree))
+
+
+def _path(tree: nodes.Expr) -> tuple[str, ...] | None:
+    names: list[str] = []
+    while isinstance(tree, nodes.Getattr):
+        names.append(tree.attr)
+        tree = tree.node
+    return (tree.name, *reversed(names)) if isinstance(tree, nodes.Name) else None
 
 
 def _compile(tree: nodes.Template) -> jinja2.Template:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from srpo_env.records import Message, Output
 
@@ -42,8 +42,7 @@ class NodeView:
         return sum(output.acting for output in self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A member's place in a set: which of `count` members of its agent."""
 
     agent: str

@@ -117,7 +117,7 @@ def walk(graph: Graph, rng: Random) -> None:
     for _ in range(12):
         everything = {**scope, "visits": visits, "member": member}
         active = graph.sets[node]
-        for agent in {*active.agents, *(each for group in active.among.values() for each in group)}:
+        for agent in {slot.agent for group in (active.slots, *active.among.values()) for slot in group}:
             for field in ("system", "prompt"):
                 _evaluate(due.get(("agents", agent, field)), everything)
         for path, text in due.items():
