@@ -335,7 +335,9 @@ class Episode:
             )
             for each, member in zip(due, members, strict=True)
         )
-        self._results.update({(each.agent, each.index): each.results for each in outputs if each.agent in self.graph.callers})
+        self._results.update(
+            {(each.agent, each.index): each.results for each in outputs if each.agent in self.graph.callers}
+        )
         shown = self._with_earlier(visited, outputs)
         snapshot = self._scope()
         self._write(node.write, outputs, snapshot)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,11 +35,13 @@ class Journal:
 
     Attributes:
         segment: Number of the segment that is being written.
+        seconds: Time that it took so far.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.segment = 0
+        self.seconds = 0.0
         self._file: int | None = None
         (self.folder / "events").mkdir(parents=True, exist_ok=True)
         self.rotate()
@@ -64,6 +67,7 @@ class Journal:
         """
         if self._file is None:
             raise OSError(f"{self.folder}: event {event.id} comes after the log was closed; open it again for writing.")
+        started = time.perf_counter()
         line = _line(event)
         written = os.write(self._file, line)
         if written != len(line):
@@ -71,6 +75,7 @@ class Journal:
             raise OSError(
                 f"{self.folder}: {written} of {len(line)} bytes of event {event.id} were written; is the disk full?"
             )
+        self.seconds += time.perf_counter() - started
 
     def close(self) -> None:
         """Closes the segment."""

@@ -88,7 +88,12 @@ _PLANS = (
     ),
     _Plan(
         "Seconds of an update",
-        {"seconds_sampling": "sampling", "seconds_logprobs": "log-probs", "seconds_update": "update"},
+        {
+            "seconds_sampling": "sampling",
+            "seconds_logprobs": "log-probs",
+            "seconds_update": "update",
+            "seconds_logging": "logging",
+        },
         stacked=True,
     ),
 )

@@ -219,9 +219,7 @@ def _begun(plan: Plan, episodes: Sequence[Start]) -> Iterator[tuple[Start, Episo
         yield start, mate
 
 
-async def _walk(
-    plan: Plan, start: Start, episode: Episode, turns: Turns, take: Callable[[Event], None]
-) -> list[Event]:
+async def _walk(plan: Plan, start: Start, episode: Episode, turns: Turns, take: Callable[[Event], None]) -> list[Event]:
     while not episode.done:
         due = episode.active_set
         settings = [plan.sampling(each.slot.agent) for each in due]

@@ -141,21 +141,23 @@ def _run(job: Job, run: Run, trainer: Trainer, checkpoint: Path | None, say: Say
 
 def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
     """Samples and learns from one batch; returns the line that tells of it."""
-    start = time.perf_counter()
     from srpo_env.batch import EventBatch
 
+    start, written = time.perf_counter(), run.log.seconds
     episodes = job.sample(run, update)
     _require_one_sampled(episodes, update)
     events = [event for episode in episodes for event in episode]
-    sampled = time.perf_counter()
+    sampled, writing = time.perf_counter(), run.log.seconds - written
     job.rest()
     metrics = trainer.update(EventBatch.from_events(events))
     learned = time.perf_counter()
     metrics |= sampling_metrics(events, job.graph)
+    end = time.perf_counter()
     metrics |= {
-        "seconds_sampling": sampled - start,
-        "seconds": learned - start,
-        "tokens_per_second": metrics["tokens_sampled"] / (learned - start),
+        "seconds_sampling": sampled - start - writing,
+        "seconds_logging": writing + end - learned,
+        "seconds": end - start,
+        "tokens_per_second": metrics["tokens_sampled"] / (end - start),
     }
     run.record("update", update, metrics=metrics)
     shown = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from srpo_env.records import Message, Output
 
@@ -42,7 +42,8 @@ class NodeView:
         return sum(output.acting for output in self.outputs)
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """A member's place in a set: which of `count` members of its agent."""
 
     agent: str

@@ -55,6 +55,14 @@ def test_the_metrics_tell_of_each_update(run: TrainResult) -> None:
     assert all(line["grad_norm"] > 0 and line["sampler_mismatch_token"] < 1e-4 for line in lines)
 
 
+def test_the_seconds_of_an_update_are_told_by_what_they_were_spent_on(run: TrainResult) -> None:
+    updates = [line["metrics"] for line in read_metrics(Path(run.run)) if line["kind"] == "update"]
+    for each in updates:
+        parts = [each[f"seconds_{part}"] for part in ("sampling", "logprobs", "update", "logging")]
+        assert min(parts) > 0 or each["seconds_logprobs"] == 0
+        assert sum(parts) <= each["seconds"]
+
+
 def test_the_weights_have_moved_and_load_in_plain_transformers(run: TrainResult) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

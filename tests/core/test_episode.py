@@ -602,3 +602,28 @@ def test_the_same_outputs_give_equal_events(started: Started, advance: Advance) 
     first, second = started("proposers_verifier"), started("proposers_verifier")
     for texts in (("4", "5", "6"), (r"\boxed{4}",)):
         assert advance(first, *texts) == advance(second, *texts)
+
+
+# Mates of a group.
+
+
+def test_a_mate_of_the_same_task_takes_over_the_first_prompts(started: Started) -> None:
+    first = started("proposers_verifier")
+    mate = Episode(first.graph, first.task, first.tasks, mate=first)
+    assert mate.active_set is first.first_set
+
+
+def test_an_episode_of_another_task_or_graph_renders_its_own_prompts(started: Started) -> None:
+    first = started("proposers_verifier")
+    other = Task(id="u", problem="3+3=", answers=("6",))
+    assert "3+3=" in Episode(first.graph, other, first.tasks, mate=first).active_set[0].messages[-1].content
+    alone = started("single_agent")
+    assert len(Episode(alone.graph, first.task, first.tasks, mate=first).active_set) == 1
+
+
+def test_a_mate_of_an_episode_that_has_gone_on_starts_at_the_beginning(started: Started, advance: Advance) -> None:
+    first = started("solver_verifier")
+    event = advance(first, "4")
+    mate = Episode(first.graph, first.task, first.tasks, mate=first)
+    assert mate.node == event.node
+    assert advance(mate, "4") == event
