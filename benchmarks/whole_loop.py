@@ -20,8 +20,7 @@ import threading
 import time
 import types
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -47,17 +46,15 @@ class Clock:
         self.on = False
         self._local = threading.local()
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Counts what happens inside as this part's."""
+    def _enter(self, name: str) -> list[str]:
         stack: list[str] = self._local.__dict__.setdefault("stack", [])
         self._credit(stack)
         stack.append(name)
-        try:
-            yield
-        finally:
-            self._credit(stack)
-            stack.pop()
+        return stack
+
+    def _leave(self, stack: list[str]) -> None:
+        self._credit(stack)
+        stack.pop()
 
     def _credit(self, stack: list[str]) -> None:
         now = time.thread_time()
@@ -72,8 +69,11 @@ class Clock:
 
         @functools.wraps(plain)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.part(part):
+            stack = self._enter(part)
+            try:
                 return plain(*args, **kwargs)
+            finally:
+                self._leave(stack)
 
         @functools.wraps(plain)
         def watched_coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -87,11 +87,13 @@ class Clock:
         """Runs a coroutine; the moments in which it waits are not counted."""
         given = None
         while True:
-            with self.part(part):
-                try:
-                    awaited = coroutine.send(given)
-                except StopIteration as end:
-                    return end.value
+            stack = self._enter(part)
+            try:
+                awaited = coroutine.send(given)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self._leave(stack)
             given = yield awaited
 
 

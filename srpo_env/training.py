@@ -79,7 +79,7 @@ def train(
     trainer = job.trainer()
     run, checkpoint = Run.resume(job.recipe, job.name) if resume else (Run.create(job.recipe, job.name), None)
     try:
-        with run, _no_search_of_what_stays():
+        with run, _few_garbage_searches():
             result = _run(job, run, trainer, checkpoint, say, started)
         write_report(run.folder)
     except BaseException as error:
@@ -99,16 +99,24 @@ def plan_of(job: Job) -> str:
     )
 
 
-@contextmanager
-def _no_search_of_what_stays() -> Iterator[None]:
-    """Takes all objects that exist out of the garbage collector's sight.
+_OBJECTS_BEFORE_A_SEARCH = 50_000
 
-    Hundreds of thousands of them are of the imports; looking through them took a tenth of a tiny model's training.
+
+@contextmanager
+def _few_garbage_searches() -> Iterator[None]:
+    """Takes all objects that exist out of the garbage collector's sight, and lets it search more seldom.
+
+    Hundreds of thousands of them are of the imports; looking through them took a tenth of a tiny model's training. A
+    batch of events is made of tens of thousands, none of them in a cycle: searched as often as Python does by itself,
+    they took another twentieth.
     """
     gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BEFORE_A_SEARCH, *thresholds[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
