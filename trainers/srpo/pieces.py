@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from srpo_env.batch import EventBatch
-from srpo_env.trainers.srpo.trie import common
+from srpo_env.token_trie import common
 
 
 def distinct(batch: EventBatch, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from srpo_env.batch import EventBatch
+from srpo_env.token_trie import ATTENTION, Trie, attends_to_all
 from srpo_env.trainers.srpo.head import from_hidden, from_logits
 from srpo_env.trainers.srpo.pieces import cut, distinct, read
-from srpo_env.trainers.srpo.trie import ATTENTION, Trie
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,7 +65,7 @@ class Scorer:
         self.micro_batch_tokens = micro_batch_tokens
         self._autocast = torch.bfloat16 if autocast == "bfloat16" else None
         self._plain_head: bool | None = None  # None: not tried yet
-        self._shares: bool | None = None if share and _attends_to_all(model) else False
+        self._shares: bool | None = None if share and attends_to_all(model) else False
 
     def score(self, batch: EventBatch, rows: Tensor, *, entropy: bool = False) -> Iterator[Scored]:
         """Scores rows, a micro-batch at a time; with gradient where it is enabled.
@@ -202,15 +202,6 @@ class Scorer:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.model.device.type, dtype=self._autocast)
-
-
-def _attends_to_all(model: PreTrainedModel) -> bool:
-    """Whether every layer sees all earlier tokens: a trie has no windows."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return getattr(config, "sliding_window", None) is None
-    return all(kind == "full_attention" for kind in kinds)
 
 
 def as_grid(parts: Iterable[Scored], shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

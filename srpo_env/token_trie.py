@@ -6,11 +6,14 @@ tokens of all rows lie in one sequence without padding; attention gathers each r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION = "srpo_trie"
 # Attention scores, a quarter more aside, that padding may add to a call to save another call.
@@ -80,6 +83,15 @@ class Trie:
             )
             found.append(out.transpose(1, 2)[present])
         return torch.cat(found).unsqueeze(0)
+
+
+def attends_to_all(model: PreTrainedModel) -> bool:
+    """Whether every layer sees all earlier tokens: a trie has no windows."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is None
+    return all(kind == "full_attention" for kind in kinds)
 
 
 def common(ids: Tensor, length: Tensor) -> Tensor:
