@@ -6,16 +6,21 @@ tokens of all rows lie in one sequence without padding; attention gathers each r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ATTENTION = "srpo_trie"
+logger = logging.getLogger("srpo_env")
+
+_ATTENTION = "sdpa_or_trie"
 # Attention scores, a quarter more aside, that padding may add to a call to save another call.
 _CALL = 2048
 
@@ -68,6 +73,16 @@ class Trie:
         order = order[own[order] > 0]  # the others are the beginning of the row before them
         self._branches = [_branches(place, start, length, part, device) for part in _alike(start, length, order)]
 
+    def inputs(self) -> dict[str, Any]:
+        """What a model that `can_share` is called with to compute the tokens; their states are [1, n, ...]."""
+        return {
+            "input_ids": self.ids.unsqueeze(0),
+            "position_ids": self.position.unsqueeze(0),
+            # Nobody reads it: it keeps the model from making an [n, n] mask.
+            "attention_mask": self.ids.new_ones(1, 1, 1, 1, dtype=torch.bool),
+            "trie": self,
+        }
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """[1, n, heads, d] what each token gets from its path, of [1, heads, n, d]; keys may have fewer heads."""
         found = []
@@ -85,13 +100,49 @@ class Trie:
         return torch.cat(found).unsqueeze(0)
 
 
-def attends_to_all(model: PreTrainedModel) -> bool:
-    """Whether every layer sees all earlier tokens: a trie has no windows."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return getattr(config, "sliding_window", None) is None
-    return all(kind == "full_attention" for kind in kinds)
+@torch.no_grad()
+def can_share(model: PreTrainedModel, ids: Tensor, length: Tensor) -> bool:
+    """Whether a model can be called with a trie, and gives the states of whole rows; tried out on some rows.
+
+    From then on its attention is sdpa in a call without a trie and the trie's own in a call with one. Nothing is
+    switched back and forth, so threads that call the model don't mind each other.
+
+    Args:
+        model: A causal language model; a warning names it where it can't.
+        ids: [r, t] tokens, as for `Trie`.
+        length: [r] how many of a row's tokens count.
+    """
+    if not _attends_to_all(model):
+        return False
+    longest, other = int(length.argmax()), int(length.argmin())
+    ids, length = ids[[longest, longest, other]], length[[longest, longest, other]]
+    ids[1, int(length[1]) // 2 :] = ids[1, 0]  # parts from the first
+    at = tuple(each.to(model.device) for each in torch.nonzero(torch.arange(ids.shape[1]) < length.unsqueeze(1)).T)
+    try:
+        _let_attend(model)
+        trie = Trie(ids, length, model.device)
+        found = model.base_model(**trie.inputs(), use_cache=False).last_hidden_state[0, trie.place[at]]
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        expected = model.base_model(**whole(ids, length, model.device), use_cache=False).last_hidden_state[at]
+        largest = float((found - expected).abs().max())
+        tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
+        if largest <= tolerance * float(expected.abs().max()):
+            return True
+        reason = f"hidden states differ by up to {largest:.2g}"
+    logger.warning("%s can't share common beginnings (%s); each row is computed whole", type(model).__name__, reason)
+    return False
+
+
+def whole(ids: Tensor, length: Tensor, device: torch.device) -> dict[str, Any]:
+    """What a model is called with to compute rows whole, padded on the right."""
+    width = int(length.max())
+    present = torch.arange(width) < length.unsqueeze(1)
+    return {
+        "input_ids": ids[:, :width].to(device),
+        "attention_mask": None if bool(present.all()) else present.long().to(device),
+    }
 
 
 def common(ids: Tensor, length: Tensor) -> Tensor:
@@ -126,18 +177,30 @@ def _branches(place: Tensor, start: Tensor, length: Tensor, rows: Tensor, device
     return Branches(own.to(device), path.to(device), present.to(device), visible)
 
 
+def _attends_to_all(model: PreTrainedModel) -> bool:
+    """Whether every layer sees all earlier tokens: a trie has no windows."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is None
+    return all(kind == "full_attention" for kind in kinds)
+
+
+def _let_attend(model: PreTrainedModel) -> None:
+    attention = model.config._attn_implementation  # noqa: SLF001 (its public name can't be read)
+    if attention == "sdpa":
+        model.set_attn_implementation(_ATTENTION)
+    elif attention != _ATTENTION:
+        raise NotImplementedError(f"its attention is {attention!r}, not 'sdpa'")
+
+
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    *,
-    trie: Trie,
-    **_: object,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, trie: Trie | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    return trie.attend(query, key, value, scaling), None
+    if trie is None:
+        return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
+    return trie.attend(query, key, value, kwargs.get("scaling")), None
 
 
-AttentionInterface.register(ATTENTION, _attention)
+AttentionInterface.register(_ATTENTION, _attention)
+AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
