@@ -101,23 +101,21 @@ class Trie:
 
 
 @torch.no_grad()
-def can_share(model: PreTrainedModel, ids: Tensor, length: Tensor) -> bool:
-    """Whether a model can be called with a trie, and gives the states of whole rows; tried out on some rows.
+def can_share(model: PreTrainedModel) -> bool:
+    """Whether a model can be called with a trie, and gives the states of whole rows; tried out on three short rows.
 
     From then on its attention is sdpa in a call without a trie and the trie's own in a call with one. Nothing is
     switched back and forth, so threads that call the model don't mind each other.
 
     Args:
         model: A causal language model; a warning names it where it can't.
-        ids: [r, t] tokens, as for `Trie`.
-        length: [r] how many of a row's tokens count.
     """
     if not _attends_to_all(model):
         return False
-    longest, other = int(length.argmax()), int(length.argmin())
-    ids, length = ids[[longest, longest, other]], length[[longest, longest, other]]
-    ids[1, int(length[1]) // 2 :] = ids[1, 0]  # parts from the first
-    at = tuple(each.to(model.device) for each in torch.nonzero(torch.arange(ids.shape[1]) < length.unsqueeze(1)).T)
+    ids = torch.arange(3 * 16).reshape(3, 16) % model.config.get_text_config().vocab_size
+    ids[1, :9] = ids[0, :9]
+    length = torch.tensor([16, 14, 5])
+    at = tuple(each.to(model.device) for each in torch.nonzero(torch.arange(16) < length.unsqueeze(1)).T)
     try:
         _let_attend(model)
         trie = Trie(ids, length, model.device)
@@ -133,6 +131,36 @@ def can_share(model: PreTrainedModel, ids: Tensor, length: Tensor) -> bool:
         reason = f"hidden states differ by up to {largest:.2g}"
     logger.warning("%s can't share common beginnings (%s); each row is computed whole", type(model).__name__, reason)
     return False
+
+
+def passes(ids: Tensor, length: Tensor, most_tokens: int, *, share: bool) -> list[Tensor]:
+    """Cuts rows into passes through the model; every row is in exactly one.
+
+    Args:
+        ids: [r, t] tokens of rows with different contents.
+        length: [r] how many of a row's tokens count.
+        most_tokens: Most tokens that a pass of several rows computes, padding included.
+        share: Whether rows share the tokens of a common beginning; else each is padded to the longest of its pass.
+
+    Returns:
+        Rows of each pass: where they share, in lexicographic order, else by length.
+    """
+    if share:
+        digits = ids.numpy().astype(">i8")  # bytes sort as the numbers do
+        contents = [row[:n].tobytes() for row, n in zip(digits, length.tolist(), strict=True)]
+        order = torch.tensor(sorted(range(len(ids)), key=contents.__getitem__), dtype=torch.int64)
+    else:
+        order = length.argsort(stable=True)
+    length = length[order]
+    shared = common(ids[order], length) if share else torch.zeros_like(length)
+    ends, cost, number = [], 0, 0
+    for at, (n, same) in enumerate(zip(length.tolist(), shared.tolist(), strict=True)):
+        number += 1
+        cost = cost + n - same if share else n * number
+        if number > 1 and cost > most_tokens:
+            ends.append(at)
+            cost, number = n, 1
+    return list(order.tensor_split(ends)) if len(order) else []
 
 
 def whole(ids: Tensor, length: Tensor, device: torch.device) -> dict[str, Any]:

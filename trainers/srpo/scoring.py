@@ -97,7 +97,7 @@ class Scorer:
             self._plain_head = self._head_is_plain(batch.ids[rows[:1], :8])
             self._shares = self._shares if self._plain_head else False
         if self._shares is None:
-            self._shares = can_share(self.model, batch.ids[rows], read(batch, rows))
+            self._shares = can_share(self.model)
         return cut(batch, rows, self.micro_batch_tokens, share=self._shares)
 
     def _score(self, batch: EventBatch, rows: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
