@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from srpo_env.agents.choosing import Settings, choose
 from srpo_env.agents.slots import Slots
 from srpo_env.errors import MissingModel
 from srpo_env.records import FinishReason, Sampling
+from srpo_env.token_trie import Trie, can_share, passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,7 +106,10 @@ class Generator:
         self._max_rows = max_rows
         self._cache_bytes = cache_bytes
         self._interrupted = interrupted
-        _refuse_other_layers(model)
+        kinds = _kinds_of_layers(model)
+        window = getattr(model.config.get_text_config(), "sliding_window", None)
+        self._window: int | None = window if not kinds or "sliding_attention" in kinds else None
+        self._masks_by_kind = bool(kinds)
         # transformers 5.24 renamed it.
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
@@ -121,11 +126,13 @@ class Generator:
         """Queues rows; they enter as there is room, in this order."""
         self._waiting.extend(rows)
 
+    @torch.inference_mode()
     def drop(self, unwanted: Callable[[Row], bool]) -> None:
         """Removes rows, wherever they are."""
         self._waiting = deque(row for row in self._waiting if not unwanted(row))
         self._keep([not unwanted(row) for row in self._rows])
 
+    @torch.inference_mode()
     def clear(self) -> None:
         """Removes all rows and frees the cache."""
         self._waiting.clear()
@@ -133,7 +140,7 @@ class Generator:
         self._settings = None
         self._free()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self) -> list[Row]:
         """Samples one token for each row in the batch, after letting rows in; returns those that are done."""
         # The learner, which shares the model, may have left it in train mode.
@@ -157,14 +164,28 @@ class Generator:
         same: dict[tuple[int, ...], list[Row]] = {}
         for row in (self._waiting.popleft() for _ in range(room)):
             same.setdefault((*row.prompt, *row.output), []).append(row)
-        prompts = sorted(same, key=len)
-        longest = max(len(prompts[-1]), *(row.length for row in self._rows), 0)
+        rows = list(same.values())
+        length = torch.tensor([len(prompt) for prompt in same])
+        ids = torch.zeros(len(same), int(length.max()), dtype=torch.int64)
+        ids[torch.arange(ids.shape[1]) < length[:, None]] = torch.tensor([each for prompt in same for each in prompt])
+        longest = max(ids.shape[1], *(row.length for row in self._rows), 0)
         self._reserve(len(self._rows) + room, _rounded(longest + _COLUMNS))
-        done, start = [], 0
-        for end in self._cuts(prompts):
-            done += self._prefill(prompts[start:end], [same[prompt] for prompt in prompts[start:end]])
-            start = end
+        done = []
+        for part in passes(ids, length, _PREFILL_TOKENS, share=self._shares):
+            for piece in part.split(self._prefill_rows):
+                done += self._prefill(ids[piece], length[piece], [rows[index] for index in piece.tolist()])
         return done
+
+    @cached_property
+    def _shares(self) -> bool:
+        """Whether what prompts have in common is computed once."""
+        return can_share(self._model)
+
+    @cached_property
+    def _prefill_rows(self) -> int:
+        """Most prompts of a pass: as many as there is memory for the logits of."""
+        rows = _PREFILL_LOGITS // self._model.config.get_text_config().vocab_size
+        return max(1, rows if self._shares else math.isqrt(rows))
 
     def _room(self) -> int:
         """How many of the waiting rows can enter now."""
@@ -181,32 +202,11 @@ class Generator:
     def _fits(self, rows: int, columns: int) -> bool:
         return rows == 1 or rows * columns * self._slots.bytes_per_token <= self._cache_bytes
 
-    def _cuts(self, prompts: Sequence[tuple[int, ...]]) -> Iterable[int]:
-        """Yields where to cut prompts, sorted by length, into prefills of bounded size."""
-        vocabulary = self._model.config.get_text_config().vocab_size
-        lengths: set[int] = set()
-        start = 0
-        for index, prompt in enumerate(prompts):
-            lengths.add(len(prompt))
-            count = index - start + 1
-            if count > 1 and (
-                count * len(prompt) > _PREFILL_TOKENS or count * len(lengths) * vocabulary > _PREFILL_LOGITS
-            ):
-                yield index
-                start, lengths = index, {len(prompt)}
-        yield len(prompts)
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]], same: Sequence[Sequence[Row]]) -> list[Row]:
+    def _prefill(self, ids: Tensor, length: Tensor, same: Sequence[Sequence[Row]]) -> list[Row]:
         """Computes prompts, samples the next token of the rows that share each, and puts the rows into slots."""
-        device, width = self._model.device, len(prompts[-1])
-        # On the right, so that causality alone keeps the padding out of sight.
-        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        wanted, column = torch.unique(last, return_inverse=True)
         cache = _Watched(self._interrupted)
-        logits = self._forward(input_ids=ids, logits_to_keep=wanted, cache=cache)
-        logits = logits[torch.arange(len(prompts), device=device), column]
-
+        logits, place = (self._read_trie if self._shares else self._read_whole)(ids, length, cache)
+        device = self._model.device
         rows = [row for sharing in same for row in sharing]
         source = [index for index, sharing in enumerate(same) for _ in sharing]
         for row in rows:
@@ -216,10 +216,28 @@ class Generator:
 
         staying = [position for position, row in enumerate(rows) if not row.done]
         if staying:
-            self._slots.fill(len(self._rows), cache, [source[position] for position in staying], width)
+            chosen = torch.tensor([source[position] for position in staying], device=device)
+            self._slots.fill(len(self._rows), cache, *(each[chosen] for each in place))
             self._rows += [rows[position] for position in staying]
             self._settings = None
         return [row for row in rows if row.done]
+
+    def _read_trie(self, ids: Tensor, length: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """[n, V] logits after each prompt, and the rows [n, 1] and columns [n, width] of the cache that hold it."""
+        trie = Trie(ids, length, self._model.device)
+        last = trie.place[torch.arange(len(ids)), length - 1]
+        logits = self._forward(**trie.inputs(), logits_to_keep=last, cache=cache)[0]
+        # Columns after a prompt's end are never looked at, but must be there.
+        return logits, (torch.zeros_like(last)[:, None], trie.place.clamp(max=len(trie.ids) - 1))
+
+    def _read_whole(self, ids: Tensor, length: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """As `_read_trie`, each prompt padded to the longest."""
+        # On the right, so that causality alone keeps the padding out of sight.
+        ids = ids[:, : int(length.max())].to(self._model.device)
+        last, column = torch.unique(length.to(ids.device) - 1, return_inverse=True)
+        row = torch.arange(len(ids), device=ids.device)
+        logits = self._forward(input_ids=ids, logits_to_keep=last, cache=cache)[row, column]
+        return logits, (row[:, None], torch.arange(ids.shape[1], device=ids.device).expand_as(ids))
 
     def _reserve(self, rows: int, columns: int) -> None:
         """Makes memory for rows and columns; keeps more of either where the limit allows it."""
@@ -305,21 +323,16 @@ class Generator:
 
     def _mask(self, position: Tensor, width: int) -> Any:
         """Returns what each row may attend to, [n, 1, 1, width]: its own columns, or the last ones of a window."""
-        config = self._model.config.get_text_config()
         column = torch.arange(width, device=position.device)
-        seen = column <= position[:, None]
-        window = getattr(config, "sliding_window", None)
-        types = getattr(config, "layer_types", None)
-        near = seen & (column > position[:, None] - window) if window else seen
-        if types and "sliding_attention" in types:
-            return {"full_attention": self._as_mask(seen), "sliding_attention": self._as_mask(near)}
-        return self._as_mask(seen if types else near)
+        hidden = column > position[:, None]
+        if self._window is None:
+            return self._as_mask(hidden)
+        far = self._as_mask(hidden | (column <= position[:, None] - self._window))
+        return {"full_attention": self._as_mask(hidden), "sliding_attention": far} if self._masks_by_kind else far
 
-    def _as_mask(self, visible: Tensor) -> Tensor:
-        if self._model.config.get_text_config()._attn_implementation == "sdpa":  # noqa: SLF001
-            return visible[:, None, None]
-        hidden = torch.zeros(visible.shape, dtype=self._model.dtype, device=visible.device)
-        return hidden.masked_fill_(~visible, torch.finfo(hidden.dtype).min)[:, None, None]
+    def _as_mask(self, hidden: Tensor) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)[:, None, None]
 
     @cached_property
     def _slots(self) -> Slots:
@@ -348,13 +361,19 @@ class _Watched(DynamicCache):
         return super().update(*args, **kwargs)
 
 
-def _refuse_other_layers(model: PreTrainedModel) -> None:
+def _kinds_of_layers(model: PreTrainedModel) -> set[str]:
+    """What kinds of layers a model has, where its config says so.
+
+    Raises:
+        MissingModel: Some have no keys and values.
+    """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if other := kinds - {"full_attention", "sliding_attention"}:
         raise MissingModel(
             f"{type(model).__name__} has layers of type {', '.join(sorted(other))}; the backend `local` samples models "
             "with full or sliding attention only. Use the backend `server`."
         )
+    return kinds
 
 
 def _rounded(columns: int) -> int:

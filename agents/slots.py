@@ -23,11 +23,10 @@ class Slots(Cache):
 
     def __init__(self, probe: DynamicCache) -> None:
         super().__init__(layers=[])
-        pairs = [_by_token(layer) for layer in probe.layers]
-        self.keys = [keys.new_empty(0, 0, *keys.shape[2:]) for keys, _ in pairs]
-        self.values = [values.new_empty(0, 0, *values.shape[2:]) for _, values in pairs]
-        self.bytes_per_token = sum(part[0, 0].nbytes for pair in pairs for part in pair)
-        self._target = torch.empty(0, dtype=torch.int64)
+        pairs = [(layer.keys, layer.values) for layer in probe.layers]
+        self.keys, self.values = ([part[:0, :, :0] for part in parts] for parts in zip(*pairs, strict=True))
+        self.bytes_per_token = sum(part[0, :, 0].nbytes for pair in pairs for part in pair)
+        self._first = self._target = torch.empty(0, 0, dtype=torch.int64)
         self._rows = self._width = 0
 
     @property
@@ -38,7 +37,7 @@ class Slots(Cache):
     @property
     def columns(self) -> int:
         """Tokens a slot has memory for."""
-        return self.keys[0].shape[1]
+        return self.keys[0].shape[2]
 
     def clean(self) -> None:
         """Zeroes what is not finite: even where no row may look, 0 * NaN would reach it."""
@@ -49,29 +48,36 @@ class Slots(Cache):
         """Makes memory for this many slots and columns, zeroed; what the first slots hold is kept."""
         for parts in (self.keys, self.values):
             for layer, old in enumerate(parts):
-                new = old.new_zeros(rows, columns, *old.shape[2:])
-                kept = min(columns, old.shape[1])
-                new[:kept_rows, :kept] = old[:kept_rows, :kept]
+                new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
+                kept = min(columns, old.shape[2])
+                new[:kept_rows, :, :kept] = old[:kept_rows, :, :kept]
                 parts[layer] = new
+        heads = self.keys[0].shape[1]
+        self._first = torch.arange(rows * heads, device=self.keys[0].device).view(rows, heads) * columns
 
-    def fill(self, first: int, source: DynamicCache, rows: Sequence[int], width: int) -> None:
-        """Copies rows of a prefilled cache into the slots from `first` on; a row may be copied to many slots."""
-        end, index = first + len(rows), torch.tensor(rows, device=self.keys[0].device)
+    def fill(self, first: int, source: DynamicCache, row: Tensor, token: Tensor) -> None:
+        """Copies tokens of a prefilled cache into the slots from `first` on.
+
+        Args:
+            first: The slot that comes first.
+            source: The prefilled cache.
+            row: [n, 1] row of the source for each slot, or one for all.
+            token: [n, width] places of the tokens in it.
+        """
         for layer, cached in enumerate(source.layers):
-            for part, new in zip((self.keys, self.values), _by_token(cached), strict=True):
-                part[layer][first:end, :width] = new[index]
+            for part, new in ((self.keys[layer], cached.keys), (self.values[layer], cached.values)):
+                part[first : first + len(token), :, : token.shape[1]] = new[row, :, token].transpose(1, 2)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copies the first `width` columns of some slots to other slots."""
         source, target = torch.tensor(sources), torch.tensor(targets)
-        for parts in (self.keys, self.values):
-            for part in parts:
-                part[target, :width] = part[source, :width]
+        for part in (*self.keys, *self.values):
+            part[target, :, :width] = part[source, :, :width]
 
     def aim(self, lengths: Tensor, width: int) -> None:
         """Says where the next forward pass writes: column `lengths[i]` of slot i, of `width` columns it then reads."""
         self._rows, self._width = len(lengths), width
-        self._target = torch.arange(self._rows, device=lengths.device) * self.columns + lengths
+        self._target = (self._first[: self._rows] + lengths[:, None]).flatten()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -83,8 +89,8 @@ class Slots(Cache):
         )
 
     def _write(self, part: Tensor, new: Tensor) -> Tensor:
-        part.flatten(0, 1).index_copy_(0, self._target, new.transpose(1, 2).flatten(0, 1))
-        return part[: self._rows, : self._width].transpose(1, 2)
+        part.view(-1, part.shape[-1]).index_copy_(0, self._target, new.reshape(-1, new.shape[-1]))
+        return part[: self._rows, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns that the rows held before the next forward pass."""
@@ -93,8 +99,3 @@ class Slots(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Columns that the next forward pass reads, and the first of them."""
         return self._width, 0
-
-
-def _by_token(layer: Any) -> tuple[Tensor, Tensor]:
-    """[n, heads, T, head size] -> [n, T, heads, head size], keys and values."""
-    return layer.keys.transpose(1, 2), layer.values.transpose(1, 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,10 +225,34 @@ def test_layers_with_a_window_are_given_whole_rows(make: Any, caplog: pytest.Log
     assert not caplog.records
 
 
-def test_after_a_pass_the_model_attends_as_before(make: Any) -> None:
-    model = make.gpt2().eval()
+def test_without_a_trie_the_model_attends_as_ever(make: Any, tmp_path: Path) -> None:
+    model, untouched = make.gpt2().eval(), make.gpt2().eval()
     scores(Scorer(model), make.batch(1))
-    assert model.config._attn_implementation == "sdpa"
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
+    padding = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    for mask in (None, padding):
+        assert torch.equal(model(ids, attention_mask=mask).logits, untouched(ids, attention_mask=mask).logits)
+    model.save_pretrained(tmp_path)
+    assert "attn_implementation" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+
+
+def test_another_thread_may_call_the_model_in_the_middle_of_a_pass(make: Any) -> None:
+    model, batch, ids = make.gpt2().eval(), make.batch(1, groups=3), torch.tensor([[1, 2, 3, 4]])
+    expected = model(ids).logits
+    undisturbed = scores(Scorer(model), batch)
+    found: list[Tensor] = []
+
+    def call(*_: Any) -> None:
+        handle.remove()
+        with ThreadPoolExecutor(1) as threads:
+            found.append(threads.submit(lambda: model(ids).logits).result())
+
+    scorer = Scorer(model)
+    scorer.pieces(batch, sampled(batch))  # the self-checks
+    handle = model.transformer.h[1].register_forward_pre_hook(call)
+    disturbed = scores(scorer, batch)
+    assert torch.equal(found[0], expected)
+    assert torch.equal(disturbed[0], undisturbed[0])
 
 
 # --------------------------------------------------------------------------------- what is computed

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from srpo_env.batch import EventBatch
-from srpo_env.trainers.srpo.trie import common
+from srpo_env.token_trie import passes
 
 
 def distinct(batch: EventBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,23 +39,8 @@ def cut(batch: EventBatch, rows: Tensor, most_tokens: int, *, share: bool) -> li
     Returns:
         Rows of each micro-batch: where they share, in lexicographic order, else by length.
     """
-    length = read(batch, rows)
-    if share:
-        ids = batch.ids[rows].numpy().astype(">i8")  # bytes sort as the numbers do
-        contents = [row[:n].tobytes() for row, n in zip(ids, length.tolist(), strict=True)]
-        order = sorted(range(len(rows)), key=contents.__getitem__)
-    else:
-        order = length.argsort(stable=True).tolist()
-    rows, length = rows[order], length[order]
-    shared = common(batch.ids[rows], length) if share else torch.zeros_like(length)
-    ends, cost, number = [], 0, 0
-    for at, (n, same) in enumerate(zip(length.tolist(), shared.tolist(), strict=True)):
-        number += 1
-        cost = cost + n - same if share else n * number
-        if number > 1 and cost > most_tokens:
-            ends.append(at)
-            cost, number = n, 1
-    return list(rows.tensor_split(ends)) if len(rows) else []
+    parts = passes(batch.ids[rows], read(batch, rows), most_tokens, share=share)
+    return [rows[part] for part in parts]
 
 
 def read(batch: EventBatch, rows: Tensor) -> Tensor:

@@ -8,22 +8,19 @@ time, so no [tokens, vocabulary] matrix is kept.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from srpo_env.batch import EventBatch
+from srpo_env.token_trie import Trie, can_share, whole
 from srpo_env.trainers.srpo.head import from_hidden, from_logits
 from srpo_env.trainers.srpo.pieces import cut, distinct, read
-from srpo_env.trainers.srpo.trie import ATTENTION, Trie
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-logger = logging.getLogger("srpo_env")
 
 
 class Scored(NamedTuple):
@@ -65,7 +62,7 @@ class Scorer:
         self.micro_batch_tokens = micro_batch_tokens
         self._autocast = torch.bfloat16 if autocast == "bfloat16" else None
         self._plain_head: bool | None = None  # None: not tried yet
-        self._shares: bool | None = None if share and _attends_to_all(model) else False
+        self._shares: bool | None = None if share else False
 
     def score(self, batch: EventBatch, rows: Tensor, *, entropy: bool = False) -> Iterator[Scored]:
         """Scores rows, a micro-batch at a time; with gradient where it is enabled.
@@ -100,7 +97,7 @@ class Scorer:
             self._plain_head = self._head_is_plain(batch.ids[rows[:1], :8])
             self._shares = self._shares if self._plain_head else False
         if self._shares is None:
-            self._shares = self._sharing_is_exact(batch, rows)
+            self._shares = can_share(self.model)
         return cut(batch, rows, self.micro_batch_tokens, share=self._shares)
 
     def _score(self, batch: EventBatch, rows: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
@@ -117,7 +114,8 @@ class Scorer:
                 hidden = self._hidden(batch, rows, row, token - 1)
                 logprobs, spread = from_hidden(hidden, self._head(), ids, temperature, entropy=entropy)
             else:
-                logits = self.model(**self._whole(batch.ids[rows], batch.length[rows])).logits[row, token - 1]
+                inputs = whole(batch.ids[rows], batch.length[rows], device)
+                logits = self.model(**inputs, use_cache=False).logits[row, token - 1]
                 logprobs, spread = from_logits(logits, ids, temperature, entropy=entropy)
         zeros = torch.zeros(mask.shape, dtype=logprobs.dtype, device=device)
         at = (row, token)
@@ -127,33 +125,12 @@ class Scorer:
         """[n, hidden] states of the given tokens of these rows."""
         ids, length = batch.ids[rows], read(batch, rows)
         if self._shares:
-            return self._shared(Trie(ids, length, self.model.device), row, token)
-        return self._base(**self._whole(ids, length))[row, token]
-
-    def _shared(self, trie: Trie, row: Tensor, token: Tensor) -> Tensor:
-        """[n, hidden] states of the given tokens of a trie's rows."""
-        attention = self.model.config._attn_implementation  # noqa: SLF001 (its public name can't be read)
-        self.model.set_attn_implementation(ATTENTION)
-        try:
-            hidden = self._base(
-                input_ids=trie.ids.unsqueeze(0), position_ids=trie.position.unsqueeze(0), use_cache=False, trie=trie
-            )
-        finally:
-            self.model.set_attn_implementation(attention)
-        return hidden[0, trie.place[row, token]]
-
-    def _whole(self, ids: Tensor, length: Tensor) -> dict[str, Any]:
-        """Inputs of a pass over whole rows, padded on the right."""
-        width = int(length.max())
-        present = torch.arange(width) < length.unsqueeze(1)
-        return {
-            "input_ids": ids[:, :width].to(self.model.device),
-            "attention_mask": None if bool(present.all()) else present.long().to(self.model.device),
-            "use_cache": False,
-        }
+            trie = Trie(ids, length, self.model.device)
+            return self._base(**trie.inputs())[0, trie.place[row, token]]
+        return self._base(**whole(ids, length, self.model.device))[row, token]
 
     def _base(self, **inputs: object) -> Tensor:
-        hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
+        hidden: Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
         return hidden
 
     def _head(self) -> nn.Module:
@@ -170,47 +147,14 @@ class Scorer:
             return False
         ids = ids.to(self.model.device)
         expected = self.model(input_ids=ids, use_cache=False).logits
-        found = self._head()(self._base(input_ids=ids, use_cache=False))
+        found = self._head()(self._base(input_ids=ids))
         tolerance = 8 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
         return found.shape == expected.shape and float((found - expected).abs().max()) <= tolerance
-
-    @torch.no_grad()
-    def _sharing_is_exact(self, batch: EventBatch, rows: Tensor) -> bool:
-        """Whether a trie of rows, and one that parts from the first, gives the states of whole rows."""
-        length = read(batch, rows)
-        longest, other = int(length.argmax()), int(length.argmin())
-        ids, length = batch.ids[rows[[longest, longest, other]]], length[[longest, longest, other]]
-        ids[1, int(length[1]) // 2 :] = ids[1, 0]
-        present = torch.arange(ids.shape[1]) < length.unsqueeze(1)
-        at = tuple(each.to(self.model.device) for each in torch.nonzero(present, as_tuple=True))
-        try:
-            found = self._shared(Trie(ids, length, self.model.device), *at)
-        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-            reason = f"{type(error).__name__}: {error}"
-        else:
-            expected = self._base(**self._whole(ids, length))[at]
-            largest = float((found - expected).abs().max())
-            tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
-            if largest <= tolerance * float(expected.abs().max()):
-                return True
-            reason = f"hidden states differ by up to {largest:.2g}"
-        name = type(self.model).__name__
-        logger.warning("%s can't share common beginnings (%s); each row is computed whole", name, reason)
-        return False
 
     def _cast(self) -> contextlib.AbstractContextManager[None]:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.model.device.type, dtype=self._autocast)
-
-
-def _attends_to_all(model: PreTrainedModel) -> bool:
-    """Whether every layer sees all earlier tokens: a trie has no windows."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return getattr(config, "sliding_window", None) is None
-    return all(kind == "full_attention" for kind in kinds)
 
 
 def as_grid(parts: Iterable[Scored], shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
