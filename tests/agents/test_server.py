@@ -534,8 +534,16 @@ def test_a_key_in_a_recipe_is_refused_and_not_repeated(sample: dict[str, Any], m
         ({"urls": []}, "urls: .* at least 1"),
         ({"urls": ["localhost:8000"]}, "urls: one is not a URL such as http"),
         ({"url": "http://h/v1", "urls": ["http://h"]}, "url: no such setting. Did you mean 'urls'"),
-        ({"urls": ["http://h"], "sync": "nccl"}, "sync: 'nccl' is not allowed"),
+        ({"urls": ["http://h"], "sync": "magic"}, "sync: 'magic' is not allowed"),
         ({"urls": ["http://h"], "sync": "lora"}, "sync: 'lora' without a model"),
+        (
+            {"urls": ["http://h"], "model": "tiny_arithmetic", "sync": "lora"},
+            "sync: 'lora' where the policy trains no adapter",
+        ),
+        (
+            {"urls": ["http://h"], "model": "tiny_arithmetic", "sync": "nccl", "lora": {"rank": 8}},
+            "sync: 'nccl' where the policy trains an adapter",
+        ),
         ({"urls": ["http://h"], "context_length": 99}, "context_length: 99 without a model"),
         ({"urls": ["http://h"], "attempts": 0}, "attempts: 0 is not allowed"),
     ],
