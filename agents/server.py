@@ -442,10 +442,11 @@ class ServerPolicy:
         try:
             (url, theirs), _ = await self._http.call(attempt, in_turn=False)
         except Refused as error:
-            logger.info("The server's tokenizer was not compared with the model's: %s", error)
-            return
+            url, theirs = str(error), None
         ours = tokenizer.encode(text, add_special_tokens=False)
-        if theirs is not None and theirs != ours:
+        if theirs is None:
+            logger.info("policy %r: the server's tokenizer was not compared with the model's: %s", self.name, url)
+        elif theirs != ours:
             raise PolicyError(
                 f"policy {self.name!r}: {url} makes other ids of {text!r} than the tokenizer of {self._model_name!r}: "
                 f"{theirs} there, {ours} here. Ids that one means are not those that the other reads: let the server "

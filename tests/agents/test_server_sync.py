@@ -154,7 +154,8 @@ def test_a_server_without_the_endpoints_is_told_how_to_start(serve: Serve, folde
 
 def test_an_output_carries_the_version_it_was_asked_with(serve: Serve, folder: Path, ask: Any) -> None:
     server = serve(fault=lambda number, body: "hold" if number == 2 else None)  # after the probe's two
-    policy = ServerPolicy([server.url], model=folder, sync="checkpoint")
+    # The place of the call that is under way is no other's, and new weights must not wait for it.
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", max_in_flight=1)
     found: list[Any] = []
     sampling = threading.Thread(target=lambda: found.extend(ask.outputs(policy, [ask.request("hi", max_tokens=2)])))
     sampling.start()
@@ -225,6 +226,71 @@ def test_weights_may_be_handed_over_from_inside_a_running_loop(serve: Serve, fol
 
     run(hand_over)
     assert policy.version == 2
+
+
+# Servers that restart: they come up with the weights that they began with.
+
+
+def test_a_replica_that_restarts_gets_the_last_weights_before_it_is_sampled_again(
+    loading: Callable[..., Any],
+    folder: Path,
+    other_folder: Path,
+    ask: Any,
+    forced: Forced,
+    quick: None,
+    tokenizer: PreTrainedTokenizerFast,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = loading(folder, tokenizer.eos_token_id)
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", attempts=3)
+    policy.load_weights(other_folder, 3)
+    server.weights, server.draw.model = "default", AutoModelForCausalLM.from_pretrained(folder)
+    server.fault = lambda number, body: "reset" if number == 2 else None  # after the probe's two
+    outputs = ask.outputs(policy, [ask.request("hi", seed=seed, max_tokens=6) for seed in range(4)])
+    model = AutoModelForCausalLM.from_pretrained(other_folder)
+    late = [output for output in outputs if output.attempts == 2]
+    assert len(late) == 1
+    assert late[0].logprobs == pytest.approx(forced(model, late[0].prompt_ids, late[0].output_ids), abs=1e-5)
+    assert late[0].policy_version == 3
+    again = ["/weight_info", "/pause?mode=wait", "/collective_rpc", *AFTER]
+    assert handed_over(server)[-len(again) :] == again
+    (said,) = [each.getMessage() for each in caplog.records if "restarted" in each.getMessage()]
+    assert f"{server.url} has restarted since it got the weights of version 3" in said
+
+
+def test_a_failed_call_to_a_replica_that_did_not_restart_moves_no_weights(
+    serve: Serve, folder: Path, ask: Any, quick: None
+) -> None:
+    server = serve(fault=lambda number, body: "reset" if number == 2 else None)
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", attempts=3)
+    (output,) = ask.outputs(policy, [ask.request("hi", max_tokens=2)])
+    assert output.attempts == 2
+    assert handed_over(server).count("/weight_info") == 1
+    assert handed_over(server).count("/collective_rpc") == 1
+
+
+def test_many_calls_that_fail_with_a_replica_make_it_load_once(
+    serve: Serve, folder: Path, ask: Any, quick: None
+) -> None:
+    server = serve(fault=lambda number, body: "reset" if 2 <= number < 12 else None)
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", attempts=10)
+    policy.load_weights(None, 1)
+    server.weights = "default"
+    ask.outputs(policy, [ask.request("hi", seed=seed, max_tokens=2) for seed in range(10)])
+    assert handed_over(server).count("/collective_rpc") == 2
+
+
+def test_a_restart_between_calls_is_told_at_the_next_hand_over(
+    serve: Serve, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [serve(), serve()]
+    policy = ServerPolicy([each.url for each in servers], model=folder, sync="checkpoint")
+    policy.load_weights(None, 1)
+    servers[1].weights = "default"
+    policy.load_weights(None, 2)
+    (said,) = [each.getMessage() for each in caplog.records if "restarted" in each.getMessage()]
+    assert f"{servers[1].url} has restarted since it got the weights of version 1" in said
+    assert [each.weights for each in servers] == ["main-2", "main-2"]
 
 
 # Training.

@@ -192,9 +192,7 @@ def test_a_server_that_restarted_is_not_waited_for(serve: Serve, policy_of: Any)
     assert paths(servers[0]).count("/update_weights") == 1
 
 
-def test_a_server_that_fails_to_say_how_many_workers_it_has_is_named(
-    serve: Serve, policy_of: Any, quick: None
-) -> None:
+def test_a_server_that_fails_to_say_how_many_workers_it_has_is_named(serve: Serve, policy_of: Any, quick: None) -> None:
     server = serve(answers={"/get_world_size": (200, {}, {})})
     with pytest.raises(PolicyError, match="/get_world_size: the reply has no `world_size`"):
         policy_of(server, attempts=2).load_weights(None, 1)
