@@ -15,7 +15,6 @@ import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import HttpClient, Refused, Replica, Transport, as_json
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
+from srpo_env.agents.served import Served, compare_tokenizers, logprobs_mode, served_model
 from srpo_env.agents.serving import vllm_commands
 from srpo_env.agents.weight_sync import (
     PAUSE,
@@ -41,7 +41,6 @@ from srpo_env.agents.weight_sync import (
     post,
     publish,
     remove_others,
-    root,
     write_adapter,
     write_untied,
 )
@@ -51,7 +50,7 @@ from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingExtra, Policy
 from srpo_env.models import Dtype, load_context_length, load_tokenizer, resolve_model
 from srpo_env.portal import on_background_loop, start_on_background_loop
 from srpo_env.protocols import RequestKey, Sampled, SampleRequest
-from srpo_env.records import LogprobsMode, Message, Output
+from srpo_env.records import Message, Output
 from srpo_env.settings import checked
 
 if TYPE_CHECKING:
@@ -60,9 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("srpo_env")
 
-_PROBE_TEMPERATURES = (1.0, 2.0)
-_PROBE_TEXT = "naïve façade – 42 🚲  two\n\tA1"
-"""What tokenizers that were converted get wrong: accents, dashes, digits, characters of four bytes, white space."""
 _TOO_LONG = re.compile("context.length|maximum context|prompt is too long", re.IGNORECASE)
 
 
@@ -115,15 +111,6 @@ class ServerSettings(BaseModel):
     @classmethod
     def _one_or_more(cls, urls: Any) -> Any:
         return [urls] if isinstance(urls, str) else urls
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """What is known of the server once it has been asked."""
-
-    model: str
-    context_length: int
-    logprobs_mode: LogprobsMode
 
 
 class ServerPolicy:
@@ -210,7 +197,7 @@ class ServerPolicy:
         self._handed_over = False
         self._last_calls: Calls = {}
         self._seeing_to = asyncio.Lock()
-        self._starting: asyncio.Task[_Served] | None = None
+        self._starting: asyncio.Task[Served] | None = None
         self._calls: set[Future[list[Sampled]]] = set()
         self._closed = False
         self._http = HttpClient(
@@ -394,7 +381,7 @@ class ServerPolicy:
             seconds=time.perf_counter() - began,
         )
 
-    async def _served(self) -> _Served:
+    async def _served(self) -> Served:
         """What the server is, once it has its weights; all who wait share the answer, or the error."""
         if self._starting is None or (self._starting.done() and _failed(self._starting)):
             self._starting = asyncio.create_task(self._start(None))
@@ -405,17 +392,22 @@ class ServerPolicy:
         self._starting = asyncio.create_task(self._start(self._starting))
         await asyncio.shield(self._starting)
 
-    async def _start(self, earlier: asyncio.Task[_Served] | None) -> _Served:
+    async def _start(self, earlier: asyncio.Task[Served] | None) -> Served:
         """Asks what the server is, unless it was asked earlier, and gives it the weights that lie here."""
         if self._model_name is None:
-            return _Served(self._served_model or (await self._only_model()).id, 0, "processed")
+            name = self._served_model or (await served_model(self._http, self.name, None)).id
+            return Served(name, 0, "processed")
         if earlier is not None:
             await asyncio.wait((earlier,))
         known = None if earlier is None or _failed(earlier) else earlier.result()
         model, context_length = (known.model, known.context_length) if known else await self._identity(self._model_name)
         if self._sync is not None:
             await self._hand_over()  # at the start, too: who knows what an earlier run left there
-        return known or _Served(model, context_length, await self._logprobs_mode(model))
+        if known:
+            return known
+        assert self._chat is not None
+        prompt = self._chat.prompt_ids((Message(role="user", content="Hello"),))
+        return Served(model, context_length, await logprobs_mode(self._http, self.name, model, prompt))
 
     async def _identity(self, name: str) -> tuple[str, int]:
         """The served model and its context, once its tokenizer is known to be ours."""
@@ -423,35 +415,12 @@ class ServerPolicy:
         self._chat, self._end_id = Chat(tokenizer, self._template_arguments), tokenizer.eos_token_id
         model, context_length = self._served_model, self._context_length
         if model is None or context_length is None:
-            found = await self._only_model()
+            found = await served_model(self._http, self.name, self._served_model)
             model, context_length = found.id, context_length or found.max_model_len
         if context_length is None:
             context_length = await asyncio.to_thread(load_context_length, name, tokenizer)
-        await self._compare_tokenizers(model, tokenizer)
+        await compare_tokenizers(self._http, self.name, model, tokenizer)
         return model, context_length
-
-    async def _compare_tokenizers(self, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Lets the server encode a text, where it can."""
-        text = _PROBE_TEXT + "".join(tokenizer.all_special_tokens)
-
-        async def attempt(replica: Replica) -> tuple[str, list[int] | None]:
-            url = f"{root(replica)}/tokenize"
-            body = completions.tokenize_request(model, text)
-            return url, completions.read_tokens(as_json(await self._http.send(replica, "POST", url, body)))
-
-        try:
-            (url, theirs), _ = await self._http.call(attempt, in_turn=False)
-        except Refused as error:
-            url, theirs = str(error), None
-        ours = tokenizer.encode(text, add_special_tokens=False)
-        if theirs is None:
-            logger.info("policy %r: the server's tokenizer was not compared with the model's: %s", self.name, url)
-        elif theirs != ours:
-            raise PolicyError(
-                f"policy {self.name!r}: {url} makes other ids of {text!r} than the tokenizer of {self._model_name!r}: "
-                f"{theirs} there, {ours} here. Ids that one means are not those that the other reads: let the server "
-                "serve the model that the policy names, with that model's own tokenizer."
-            )
 
     async def _hand_over(self) -> None:
         """Gives the weights that lie here to every server."""
@@ -500,47 +469,8 @@ class ServerPolicy:
             said,
         )
 
-    async def _only_model(self) -> completions.ServedModel:
-        """The entry of /models for the policy's model."""
 
-        async def attempt(replica: Replica) -> list[completions.ServedModel]:
-            return completions.read_models(as_json(await self._http.send(replica, "GET", f"{replica.url}/models")))
-
-        models, _ = await self._http.call(attempt, in_turn=False)
-        if self._served_model is not None:
-            named = [each for each in models if each.id == self._served_model]
-            return named[0] if named else completions.ServedModel(id=self._served_model)
-        bases = [each for each in models if each.parent is None]
-        if len(bases) == 1:
-            return bases[0]
-        names = ", ".join(each.id for each in bases[:20]) or "none"
-        raise PolicyError(
-            f"policy {self.name!r}: the server has {len(bases)} models ({names}); name one as `served_model`."
-        )
-
-    async def _logprobs_mode(self, model: str) -> LogprobsMode:
-        """Tries whether log-probs are of the distribution that is sampled: then they change with the temperature."""
-        assert self._chat is not None
-        prompt = self._chat.prompt_ids((Message(role="user", content="Hello"),))
-
-        async def attempt(temperature: float, replica: Replica) -> float:
-            body = completions.probe_request(model, prompt, temperature)
-            reply = as_json(await self._http.send(replica, "POST", f"{replica.url}/completions", body))
-            completions.read_completion(reply, prompt, 1)
-            return completions.read_top_logprob(reply)
-
-        tops = [(await self._http.call(partial(attempt, each), in_turn=False))[0] for each in _PROBE_TEMPERATURES]
-        if completions.depends_on_temperature(tops):
-            return "processed"
-        logger.warning(
-            "policy %r: the server's log-probs are from before the temperature, so they are used only at temperature "
-            "1. Start vLLM with --logprobs-mode processed_logprobs.",
-            self.name,
-        )
-        return "raw"
-
-
-def _failed(task: asyncio.Task[_Served]) -> bool:
+def _failed(task: asyncio.Task[Served]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,14 @@ def test_a_server_that_fails_ends_the_wait_of_all_and_is_named(
     assert paths(broken).count(path) == 1
     assert "/resume" not in paths(sound) + paths(broken)
     assert policy.version == 0
+
+
+def test_a_key_is_not_in_the_error_of_a_transfer(serve: Serve, policy_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "sk-abc123")
+    server = serve(answers={"/update_weights": (500, {}, {"detail": "no: Bearer sk-abc123"})})
+    with pytest.raises(PolicyError, match="no: Bearer \\*\\*\\*") as caught:
+        policy_of(server, api_key_env="TEST_KEY").load_weights(None, 1)
+    assert "sk-a" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_outputs_are_refused_once_weights_did_not_arrive(serve: Serve, policy_of: Any, ask: Any) -> None:
