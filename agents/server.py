@@ -451,7 +451,7 @@ class ServerPolicy:
     async def _see_to(self, replica: Replica) -> None:
         """Gives the last weights again to a replica that has restarted, which shows in calls to it that fail."""
         async with self._seeing_to:
-            if replica.doubted_until > -math.inf and await has_first_weights(self._http, replica):
+            if await has_first_weights(self._http, replica):
                 self._tell_restart(replica)
                 for path, body in self._last_calls.items():
                     await post(self._http, replica, path, body)
