@@ -123,6 +123,11 @@ def probe_request(model: str, prompt: Sequence[int], temperature: float) -> dict
     }
 
 
+def tokenize_request(model: str, text: str) -> dict[str, Any]:
+    """Returns the body for /tokenize, as vLLM and SGLang want it and, under other names, llama.cpp."""
+    return {"model": model, "prompt": text, "add_special_tokens": False, "content": text, "add_special": False}
+
+
 def read_completion(data: Any, prompt: Sequence[int], max_tokens: int) -> Completion:
     """Reads a reply of /completions.
 
@@ -159,6 +164,12 @@ def read_top_logprob(data: Any) -> float:
         FailedAttempt: The reply has none.
     """
     return max(_only_choice(_Top, data).logprobs.top_logprobs[0].values())
+
+
+def read_tokens(data: Any) -> list[int] | None:
+    """Reads a reply of /tokenize; None where it holds no ids."""
+    tokens = data.get("tokens") if isinstance(data, Mapping) else None
+    return tokens if isinstance(tokens, list) and all(isinstance(each, int) for each in tokens) else None
 
 
 def read_models(data: Any) -> list[ServedModel]:

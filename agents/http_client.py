@@ -10,6 +10,7 @@ import random
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -108,7 +109,7 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._places = asyncio.Semaphore(max_in_flight)
-        self._connections = max_in_flight + _SPARE_CONNECTIONS
+        self._connections = max_in_flight + len(urls) + _SPARE_CONNECTIONS
         self._transport = transport
 
     async def call(
@@ -117,6 +118,7 @@ class HttpClient:
         *,
         home: int | None = None,
         only: Replica | None = None,
+        in_turn: bool = True,
     ) -> tuple[T, int]:
         """Makes a call until it succeeds.
 
@@ -124,6 +126,8 @@ class HttpClient:
             attempt: One attempt, on the replica that it is given.
             home: Calls of one home go to one replica, unless that is in doubt; None: to the least busy.
             only: The one replica that it is for.
+            in_turn: Whether it takes a place among the calls in flight, and waits for one. A call that those who hold
+                places may wait for must not.
 
         Returns:
             What `attempt` returned, and the number of attempts.
@@ -142,7 +146,7 @@ class HttpClient:
         try:
             async for each in retries:
                 with each:
-                    async with self._places:
+                    async with self._places if in_turn else nullcontext():
                         return await self._on(only or self._choose(home), attempt), each.num
         except FailedAttempt as error:
             raise PolicyError(

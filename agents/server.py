@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
+import math
 import os
 import re
 import shutil
@@ -13,7 +15,6 @@ import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,22 +27,30 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import HttpClient, Refused, Replica, Transport, as_json
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
+from srpo_env.agents.served import Served, compare_tokenizers, logprobs_mode, served_model
 from srpo_env.agents.serving import vllm_commands
 from srpo_env.agents.weight_sync import (
+    PAUSE,
+    Calls,
     Sync,
-    load_adapter,
-    load_checkpoint,
+    adapter_calls,
+    checkpoint_calls,
+    go_on,
+    has_first_weights,
+    on_all,
+    post,
     publish,
     remove_others,
     write_adapter,
     write_untied,
 )
+from srpo_env.agents.weight_transfer import Transfer
 from srpo_env.config import Lora
-from srpo_env.errors import ContextExceeded, InvalidRecipe, PolicyError
+from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingExtra, PolicyError
 from srpo_env.models import Dtype, load_context_length, load_tokenizer, resolve_model
 from srpo_env.portal import on_background_loop, start_on_background_loop
 from srpo_env.protocols import RequestKey, Sampled, SampleRequest
-from srpo_env.records import LogprobsMode, Message, Output
+from srpo_env.records import Message, Output
 from srpo_env.settings import checked
 
 if TYPE_CHECKING:
@@ -50,7 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("srpo_env")
 
-_PROBE_TEMPERATURES = (1.0, 2.0)
 _TOO_LONG = re.compile("context.length|maximum context|prompt is too long", re.IGNORECASE)
 
 
@@ -68,7 +76,8 @@ class ServerSettings(BaseModel):
         attempts: Most attempts for one output.
         template_arguments: Passed on to the chat template, such as `enable_thinking: false`.
         context_length: Most tokens of prompt and output together; left out: what the server says, else the model.
-        sync: How new weights reach the server; left out: they don't, and the policy can't be trained.
+        sync: How new weights reach the server: `checkpoint` and `lora` through a folder, `nccl` from GPU to GPU; left
+            out: they don't, and the policy can't be trained.
         sync_folder: A folder that the servers see too; left out: a temporary one, for servers on this machine.
         transport: `aiohttp` carries calls at a tenth of the cost; `httpx` heeds the proxies of the environment.
         dtype: Type of the weights that are trained.
@@ -102,15 +111,6 @@ class ServerSettings(BaseModel):
     @classmethod
     def _one_or_more(cls, urls: Any) -> Any:
         return [urls] if isinstance(urls, str) else urls
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """What is known of the server once it has been asked."""
-
-    model: str
-    context_length: int
-    logprobs_mode: LogprobsMode
 
 
 class ServerPolicy:
@@ -171,6 +171,17 @@ class ServerPolicy:
                     )
         else:
             resolve_model(str(model))
+        if sync is not None and (sync == "lora") is (lora is None):
+            trains = "no adapter" if lora is None else "an adapter"
+            raise InvalidRecipe(
+                f"{where}.sync: {sync!r} where the policy trains {trains}; `lora` hands over an adapter (train.lora), "
+                "the others all weights."
+            )
+        if sync == "nccl" and importlib.util.find_spec("vllm") is None:
+            raise MissingExtra(
+                f"{where}.sync: 'nccl' sends weights by the package 'vllm', which is not installed here: "
+                "pip install 'srpo-env[vllm]', or take `sync: checkpoint`."
+            )
         self.name = name
         self.version = 0
         self._model_name = None if model is None else str(model)
@@ -184,7 +195,9 @@ class ServerPolicy:
         self._training: dict[str, Any] = {"lora": lora, "seed": seed, "frozen": frozen}
         self._adapter: str | None = None
         self._handed_over = False
-        self._starting: asyncio.Task[_Served] | None = None
+        self._last_calls: Calls = {}
+        self._seeing_to = asyncio.Lock()
+        self._starting: asyncio.Task[Served] | None = None
         self._calls: set[Future[list[Sampled]]] = set()
         self._closed = False
         self._http = HttpClient(
@@ -267,7 +280,7 @@ class ServerPolicy:
             PolicyError: The weights are not those of a model of this shape, or a server did not take them.
         """
         self._trained.load_weights(source, version)
-        on_background_loop(partial(self._hand_over, version))
+        on_background_loop(self._renew)
 
     async def aclose(self) -> None:
         """Cancels the calls under way and closes all connections."""
@@ -282,9 +295,13 @@ class ServerPolicy:
         if self._sync is None or self._model_name is None:
             raise InvalidRecipe(
                 f"policies.{self.name}: it has a `train` block, and its server would go on with the weights it began "
-                "with. Set sample.sync to lora or checkpoint and give it a `model`, or leave `train` out."
+                "with. Set sample.sync to lora, checkpoint or nccl and give it a `model`, or leave `train` out."
             )
         return LocalPolicy(self._model_name, name=self.name, dtype=self._dtype, device=self._device, **self._training)
+
+    @cached_property
+    def _transfer(self) -> Transfer:
+        return Transfer(self._http, self._trained.model, self.name)
 
     @cached_property
     def _folder(self) -> Path:
@@ -314,11 +331,11 @@ class ServerPolicy:
         try:
             served = await self._served()
             if self._chat is None:
-                attempt = partial(self._chat_attempt, request, served)
+                attempt = partial(self._chat_attempt, request)
             else:
                 prompt = self._chat.prompt_ids(request.messages, request.earlier)
                 limit = output_limit(len(prompt), request.sampling.max_tokens, served.context_length, self.name)
-                attempt = partial(self._attempt, request, served, prompt, limit)
+                attempt = partial(self._attempt, request, prompt, limit)
             output, attempts = await self._http.call(attempt, home=_home(request.key))
         except Refused as error:
             if error.status == httpx.codes.BAD_REQUEST and _TOO_LONG.search(error.said):
@@ -328,10 +345,11 @@ class ServerPolicy:
             return error
         return output.model_copy(update={"attempts": attempts})
 
-    async def _attempt(
-        self, request: SampleRequest, served: _Served, prompt: tuple[int, ...], limit: int, replica: Replica
-    ) -> Output:
+    async def _attempt(self, request: SampleRequest, prompt: tuple[int, ...], limit: int, replica: Replica) -> Output:
         assert self._chat is not None
+        served = await self._served()
+        if self._sync is not None and replica.doubted_until > -math.inf:
+            await self._see_to(replica)
         began, version = time.perf_counter(), self.version
         model = self._adapter or served.model
         body = completions.completion_request(model, prompt, request.sampling, limit, request.seed)
@@ -348,8 +366,9 @@ class ServerPolicy:
             seconds=time.perf_counter() - began,
         )
 
-    async def _chat_attempt(self, request: SampleRequest, served: _Served, replica: Replica) -> Output:
-        began, version = time.perf_counter(), self.version
+    async def _chat_attempt(self, request: SampleRequest, replica: Replica) -> Output:
+        served = await self._served()
+        began = time.perf_counter()
         body = completions.chat_request(
             served.model, request.messages, request.sampling, request.seed, self._template_arguments
         )
@@ -358,86 +377,100 @@ class ServerPolicy:
         return Output(
             text=found.message.content or "",
             finish_reason=found.finish_reason,
-            policy_version=version,
+            policy_version=self.version,
             seconds=time.perf_counter() - began,
         )
 
-    async def _served(self) -> _Served:
-        """What the server is, asked once; all who wait share the answer, or the error."""
+    async def _served(self) -> Served:
+        """What the server is, once it has its weights; all who wait share the answer, or the error."""
         if self._starting is None or (self._starting.done() and _failed(self._starting)):
-            self._starting = asyncio.create_task(self._ask())
+            self._starting = asyncio.create_task(self._start(None))
         return await asyncio.shield(self._starting)
 
-    async def _ask(self) -> _Served:
+    async def _renew(self) -> None:
+        """Hands new weights over; who asks for an output meanwhile waits until they are there."""
+        self._starting = asyncio.create_task(self._start(self._starting))
+        await asyncio.shield(self._starting)
+
+    async def _start(self, earlier: asyncio.Task[Served] | None) -> Served:
+        """Asks what the server is, unless it was asked earlier, and gives it the weights that lie here."""
         if self._model_name is None:
-            return _Served(self._served_model or (await self._only_model()).id, 0, "processed")
-        tokenizer = await asyncio.to_thread(load_tokenizer, self._model_name)
+            name = self._served_model or (await served_model(self._http, self.name, None)).id
+            return Served(name, 0, "processed")
+        if earlier is not None:
+            await asyncio.wait((earlier,))
+        known = None if earlier is None or _failed(earlier) else earlier.result()
+        model, context_length = (known.model, known.context_length) if known else await self._identity(self._model_name)
+        if self._sync is not None:
+            await self._hand_over()  # at the start, too: who knows what an earlier run left there
+        if known:
+            return known
+        assert self._chat is not None
+        prompt = self._chat.prompt_ids((Message(role="user", content="Hello"),))
+        return Served(model, context_length, await logprobs_mode(self._http, self.name, model, prompt))
+
+    async def _identity(self, name: str) -> tuple[str, int]:
+        """The served model and its context, once its tokenizer is known to be ours."""
+        tokenizer = await asyncio.to_thread(load_tokenizer, name)
         self._chat, self._end_id = Chat(tokenizer, self._template_arguments), tokenizer.eos_token_id
         model, context_length = self._served_model, self._context_length
         if model is None or context_length is None:
-            found = await self._only_model()
+            found = await served_model(self._http, self.name, self._served_model)
             model, context_length = found.id, context_length or found.max_model_len
         if context_length is None:
-            context_length = await asyncio.to_thread(load_context_length, self._model_name, tokenizer)
-        if self._sync is not None and not self._handed_over:
-            await self._hand_over(self.version)  # who knows what an earlier run left there
-        return _Served(model, context_length, await self._logprobs_mode(model))
+            context_length = await asyncio.to_thread(load_context_length, name, tokenizer)
+        await compare_tokenizers(self._http, self.name, model, tokenizer)
+        return model, context_length
 
-    async def _hand_over(self, version: int) -> None:
+    async def _hand_over(self) -> None:
         """Gives the weights that lie here to every server."""
-        trained, label = self._trained, re.sub(r"\W", "_", self.name)
-        folder = self._folder / f"{label}-{version:06d}"
-        if self._sync == "lora":
-            await asyncio.to_thread(publish, folder, lambda new: write_adapter(trained.model, new))
-            await load_adapter(self._http, folder, f"srpo_env-{self.name}")
-            self._adapter = f"srpo_env-{self.name}"
+        trained = self._trained
+        version, mark = trained.version, f"{self.name}-{trained.version}"
+        if self._handed_over:
+            for replica in self._http.replicas:
+                if (await self._http.call(partial(has_first_weights, self._http), only=replica, in_turn=False))[0]:
+                    self._tell_restart(replica)
+        if self._sync == "nccl":
+            await self._transfer.send(mark)
         else:
-            await asyncio.to_thread(publish, folder, lambda new: write_untied(trained.model, trained.tokenizer, new))
-            await load_checkpoint(self._http, folder)
+            label = re.sub(r"\W", "_", self.name)
+            folder, adapter = self._folder / f"{label}-{version:06d}", f"srpo_env-{self.name}"
+            if self._sync == "lora":
+                await asyncio.to_thread(publish, folder, lambda new: write_adapter(trained.model, new))
+                load = adapter_calls(folder, adapter)
+            else:
+                write = partial(write_untied, trained.model, trained.tokenizer)
+                await asyncio.to_thread(publish, folder, write)
+                load = checkpoint_calls(folder)
+            self._last_calls = {**PAUSE, **load, **go_on(mark)}
+            await on_all(self._http, self._last_calls)
+            self._adapter = adapter if self._sync == "lora" else None
+            await asyncio.to_thread(remove_others, folder, f"{label}-*")
         self._handed_over, self.version = True, version
-        await asyncio.to_thread(remove_others, folder, f"{label}-*")
 
-    async def _only_model(self) -> completions.ServedModel:
-        """The entry of /models for the policy's model."""
+    async def _see_to(self, replica: Replica) -> None:
+        """Gives the last weights again to a replica that has restarted, which shows in calls to it that fail."""
+        async with self._seeing_to:
+            if await has_first_weights(self._http, replica):
+                self._tell_restart(replica)
+                for path, body in self._last_calls.items():
+                    await post(self._http, replica, path, body)
 
-        async def attempt(replica: Replica) -> list[completions.ServedModel]:
-            return completions.read_models(as_json(await self._http.send(replica, "GET", f"{replica.url}/models")))
-
-        models, _ = await self._http.call(attempt)
-        if self._served_model is not None:
-            named = [each for each in models if each.id == self._served_model]
-            return named[0] if named else completions.ServedModel(id=self._served_model)
-        bases = [each for each in models if each.parent is None]
-        if len(bases) == 1:
-            return bases[0]
-        names = ", ".join(each.id for each in bases[:20]) or "none"
-        raise PolicyError(
-            f"policy {self.name!r}: the server has {len(bases)} models ({names}); name one as `served_model`."
-        )
-
-    async def _logprobs_mode(self, model: str) -> LogprobsMode:
-        """Tries whether log-probs are of the distribution that is sampled: then they change with the temperature."""
-        assert self._chat is not None
-        prompt = self._chat.prompt_ids((Message(role="user", content="Hello"),))
-
-        async def attempt(temperature: float, replica: Replica) -> float:
-            body = completions.probe_request(model, prompt, temperature)
-            reply = as_json(await self._http.send(replica, "POST", f"{replica.url}/completions", body))
-            completions.read_completion(reply, prompt, 1)
-            return completions.read_top_logprob(reply)
-
-        tops = [(await self._http.call(partial(attempt, each)))[0] for each in _PROBE_TEMPERATURES]
-        if completions.depends_on_temperature(tops):
-            return "processed"
+    def _tell_restart(self, replica: Replica) -> None:
+        said = f"policy {self.name!r}: {replica.url} has restarted since it got the weights of version {self.version}."
+        if self._sync == "nccl":
+            raise PolicyError(
+                f"{said} It is not among those any more that weights are sent to: start all servers anew, then go on "
+                "with --resume."
+            )
         logger.warning(
-            "policy %r: the server's log-probs are from before the temperature, so they are used only at temperature "
-            "1. Start vLLM with --logprobs-mode processed_logprobs.",
-            self.name,
+            "%s It gets weights again; an output from between may come from those that it began with, whatever its "
+            "policy_version says.",
+            said,
         )
-        return "raw"
 
 
-def _failed(task: asyncio.Task[_Served]) -> bool:
+def _failed(task: asyncio.Task[Served]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 

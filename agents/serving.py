@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Literal
 from urllib.parse import urlsplit
 
+from srpo_env.agents.weight_sync import Sync
 from srpo_env.models import resolve_model
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -20,7 +20,7 @@ def vllm_commands(
     dtype: str = "auto",
     served_model: str | None = None,
     context_length: int | None = None,
-    sync: Literal["lora", "checkpoint"] | None = None,
+    sync: Sync | None = None,
     lora_rank: int | None = None,
     key_variable: str | None = None,
 ) -> list[str]:
@@ -47,6 +47,7 @@ def vllm_commands(
         None: "",
         # Paths by which weights are reloaded and caches emptied; such a server must not be open to the world.
         "checkpoint": "VLLM_SERVER_DEV_MODE=1 ",
+        "nccl": "VLLM_SERVER_DEV_MODE=1 ",
         "lora": "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 ",
     }[sync]
     common = vllm_arguments(
@@ -54,6 +55,7 @@ def vllm_commands(
         served_model=served_model,
         context_length=context_length,
         lora_rank=(lora_rank or _RANKS[2]) if sync == "lora" else None,
+        transfer=sync == "nccl",
     )
     key = f' --api-key "${key_variable}"' if key_variable else ""
     lines = []
@@ -67,13 +69,19 @@ def vllm_commands(
 
 
 def vllm_arguments(
-    *, dtype: str, served_model: str | None = None, context_length: int | None = None, lora_rank: int | None = None
+    *,
+    dtype: str,
+    served_model: str | None = None,
+    context_length: int | None = None,
+    lora_rank: int | None = None,
+    transfer: bool = False,
 ) -> list[str]:
     """Returns the arguments that all replicas share; without them log-probs would be those from before the temperature.
 
     Args:
         dtype, served_model, context_length: See `vllm_commands`.
         lora_rank: Rank of the adapters; None: the server takes none.
+        transfer: Whether its GPUs take weights from the learner's.
     """
     arguments = ["--dtype", dtype, "--logprobs-mode", "processed_logprobs"]
     if served_model is not None:
@@ -82,6 +90,8 @@ def vllm_arguments(
         arguments += ["--max-model-len", str(context_length)]
     if lora_rank is not None:
         arguments += ["--enable-lora", "--max-lora-rank", str(adapter_room(lora_rank)), "--max-loras", "1"]
+    if transfer:
+        arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
     return arguments
 
 

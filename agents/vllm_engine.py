@@ -14,7 +14,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
 from srpo_env.agents.serving import adapter_room
+from srpo_env.agents.weight_sync import named_weights
 from srpo_env.config import Lora
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingExtra, PolicyError
 from srpo_env.models import Dtype, load_tokenizer, resolve_model
@@ -203,7 +204,7 @@ class VLLMPolicy:
             if has_adapter(self.model):
                 self._take_adapter(engine)
             else:
-                engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(_weights(self.model))})
+                engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(named_weights(self.model))})
             engine.reset_prefix_cache()
             self.version = version
 
@@ -374,14 +375,6 @@ def _sampling_params(request: SampleRequest, limit: int) -> Any:
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights by the names of the model's files; a tied output layer is among them, for vLLM has its own copy."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    yield from revert_weight_conversion(model, state).items()
 
 
 def _can_sleep() -> bool:

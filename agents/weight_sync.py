@@ -1,29 +1,39 @@
-"""How do new weights reach the servers? A shared folder, and the calls by which vLLM takes them from it."""
+"""How do new weights reach the servers? What is written or sent, and the calls by which vLLM takes it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from srpo_env.agents.http_client import HttpClient, Refused, Replica
+from srpo_env.agents.http_client import HttpClient, Refused, Replica, as_json
 from srpo_env.errors import PolicyError
 from srpo_env.models import without_progress_bar
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Sync = Literal["lora", "checkpoint"]
+Sync = Literal["lora", "checkpoint", "nccl"]
+Calls = Mapping[str, Any]
+"""Paths, in the order in which they are called, with the body of each."""
 
-_FLAGS = {
-    "/collective_rpc": "VLLM_SERVER_DEV_MODE=1",
-    "/reset_prefix_cache": "VLLM_SERVER_DEV_MODE=1",
-    "/v1/load_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora (with --max-lora-rank)",
+PAUSE: Calls = {"/pause?mode=wait": None}
+"""Lets outputs under way end with the weights that they began with; others wait at the server."""
+
+_SEEN = ", and see the folder of `sync_folder` under the same path"
+_NEEDS = {
+    "/collective_rpc": f"VLLM_SERVER_DEV_MODE=1{_SEEN}",
+    "/v1/load_lora_adapter": f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora (with --max-lora-rank){_SEEN}",
 }
-"""What vLLM must be started with to know a path."""
+"""What vLLM must be started with to know a path, where it is more than the developers' mode."""
+
+_FIRST_WEIGHTS = "default"
+"""What vLLM calls the weights that it began with."""
 
 
 def write_untied(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -69,28 +79,35 @@ def remove_others(folder: Path, pattern: str) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-async def load_checkpoint(http: HttpClient, folder: Path) -> None:
-    """Lets every replica load full weights, and forget what it cached with the old ones.
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the weights by the names of the model's files, a tied output layer too: vLLM has a copy of its own."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    yield from revert_weight_conversion(model, state).items()
+
+
+def checkpoint_calls(folder: Path) -> Calls:
+    """The call by which vLLM loads full weights from a folder."""
+    return {"/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}}
+
+
+def adapter_calls(folder: Path, name: str) -> Calls:
+    """The call by which vLLM loads an adapter in place of the one of this name."""
+    return {"/v1/load_lora_adapter": {"lora_name": name, "lora_path": str(folder), "load_inplace": True}}
+
+
+def go_on(version: str) -> Calls:
+    """The calls after which a server samples its new weights: what it cached with the old ones is forgotten."""
+    return {"/reset_prefix_cache": None, "/update_weight_version": {"new_version": version}, "/resume": None}
+
+
+async def on_all(http: HttpClient, calls: Calls) -> None:
+    """Makes these calls on every replica, one after the other; the replicas side by side.
 
     Raises:
-        PolicyError: A replica did not.
+        PolicyError: A replica did not do what it was asked for.
     """
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    await _on_all(http, {"/collective_rpc": body, "/reset_prefix_cache": None})
-
-
-async def load_adapter(http: HttpClient, folder: Path, name: str) -> None:
-    """Lets every replica load an adapter in place of the one of this name, and forget what it cached with that.
-
-    Raises:
-        PolicyError: A replica did not.
-    """
-    body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
-    await _on_all(http, {"/v1/load_lora_adapter": body, "/reset_prefix_cache": None})
-
-
-async def _on_all(http: HttpClient, calls: Mapping[str, Any]) -> None:
-    """Makes these calls on every replica, one after the other; the replicas side by side."""
     try:
         async with asyncio.TaskGroup() as group:
             for replica in http.replicas:
@@ -99,15 +116,43 @@ async def _on_all(http: HttpClient, calls: Mapping[str, Any]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _on_one(http: HttpClient, replica: Replica, calls: Mapping[str, Any]) -> None:
+async def _on_one(http: HttpClient, replica: Replica, calls: Calls) -> None:
     for path, body in calls.items():
-        url = replica.url.removesuffix("/v1") + path
         try:
-            await http.call(lambda mine, url=url, body=body: http.send(mine, "POST", url, body), only=replica)  # type: ignore[misc]
-        except Refused as error:
-            raise PolicyError(
-                f"{error} The weights were not handed over: the server must be vLLM, started with {_FLAGS[path]}, and "
-                f"read the folder of `sync_folder` under the same path."
-            ) from None
+            await http.call(partial(post, http, path=path, body=body), only=replica, in_turn=False)
         except PolicyError as error:
-            raise PolicyError(f"{error} The weights were not handed over.") from None
+            raise PolicyError(f"{error} {remedy(path, error)}") from None
+
+
+async def post(http: HttpClient, replica: Replica, path: str, body: Any) -> None:
+    """Makes one call once, at a path beside /v1.
+
+    Raises:
+        FailedAttempt, Refused: As `HttpClient.send`.
+    """
+    await http.send(replica, "POST", root(replica) + path, body)
+
+
+def remedy(path: str, error: Exception) -> str:
+    """What to do where a replica did not take a call."""
+    if not isinstance(error, Refused):
+        return "The weights were not handed over."
+    return (
+        "The weights were not handed over: the server must be vLLM 0.32 or newer, started with "
+        f"{_NEEDS.get(path, 'VLLM_SERVER_DEV_MODE=1')}."
+    )
+
+
+async def has_first_weights(http: HttpClient, replica: Replica) -> bool:
+    """Whether a replica has the weights that it began with: so it is after a restart.
+
+    Raises:
+        FailedAttempt, Refused: As `HttpClient.send`.
+    """
+    said = as_json(await http.send(replica, "GET", root(replica) + "/weight_info"))
+    return isinstance(said, Mapping) and said.get("weight_version") == _FIRST_WEIGHTS
+
+
+def root(replica: Replica) -> str:
+    """The address of a replica without /v1, beside which its other paths lie."""
+    return replica.url.removesuffix("/v1")

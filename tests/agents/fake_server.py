@@ -56,6 +56,10 @@ class FakeServer:
         raw: Whether log-probs are from before the temperature.
         gives_ids: Whether it understands `return_token_ids`.
         dev: Whether it has the endpoints for new weights.
+        workers: What it says of its workers.
+        weights: What it calls its weights.
+        tokenize: Encodes a text; None: it has no such endpoint.
+        answers: Replies to paths other than those of completions, in place of its own.
         fault: Called with a completion's number and body; names what goes wrong with it, or gives another reply.
         on_call: Called with every call, before it is answered.
         asked: Set once a completion, and no probe, has come in.
@@ -71,6 +75,10 @@ class FakeServer:
     raw: bool = False
     gives_ids: bool = True
     dev: bool = True
+    workers: int = 1
+    weights: str = "default"
+    tokenize: Callable[[str], list[int]] | None = None
+    answers: dict[str, Reply] = field(default_factory=dict)
     fault: Callable[[int, Json], str | Reply | None] = lambda number, body: None
     on_call: Callable[[Call], None] = lambda call: None
     calls: list[Call] = field(default_factory=list)
@@ -152,7 +160,7 @@ class FakeServer:
             self._at_once -= 1
 
     async def _reply(self, call: Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        fault: str | Reply | None = None
+        fault: str | Reply | None = self.answers.get(call.path)
         if call.path.endswith("/completions"):
             self._completions += 1
             fault = self.fault(self._completions - 1, call.body)
@@ -195,7 +203,13 @@ class FakeServer:
             ids, _ = self.draw([], body["temperature"], body["max_tokens"], body["seed"])
             message = {"role": "assistant", "content": self.decode(ids)}
             return {"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]}
-        return {} if self.dev else None
+        if call.path == "/tokenize":
+            return self.tokenize and {"tokens": self.tokenize(body["prompt"])}
+        if not self.dev:
+            return None
+        if call.path == "/update_weight_version":
+            self.weights = body["new_version"]
+        return {"weight_version": self.weights, "world_size": self.workers}
 
     def _choice(self, body: Json) -> Json:
         prompt, temperature = body["prompt"], body["temperature"]

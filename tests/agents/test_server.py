@@ -190,6 +190,61 @@ def test_a_server_that_gives_no_ids_is_named_with_the_remedy(one: Callable[..., 
     assert "leave the policy's `model` out" in str(outcome)
 
 
+# The tokenizer.
+
+
+def test_the_server_encodes_an_awkward_text_as_the_model_does(
+    one: Callable[..., Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    server, output = one(tokenize=lambda text: tokenizer.encode(text, add_special_tokens=False))
+    assert isinstance(output, Output)
+    (body,) = [call.body for call in server.calls if call.path == "/tokenize"]
+    text = body["prompt"]
+    assert all(each in text for each in ("ï", "ç", "–", "42", "🚲", "  ", "\n", "<|im_end|>", "<|bos|>"))
+    vllm, llama_cpp = {"prompt": text, "add_special_tokens": False}, {"content": text, "add_special": False}
+    assert body == {"model": "fake", **vllm, **llama_cpp}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda ids: ids[1:], lambda ids: [0, *ids], lambda ids: [*ids[:-1], 3]],
+    ids=["one less", "a BOS of its own", "another special token"],
+)
+def test_a_server_with_another_tokenizer_is_named_with_both_lists_of_ids(  # B044
+    one: Callable[..., Any], tokenizer: PreTrainedTokenizerFast, spoil: Callable[[list[int]], list[int]]
+) -> None:
+    theirs: list[int] = []
+
+    def tokenize(text: str) -> list[int]:
+        theirs[:] = spoil(tokenizer.encode(text, add_special_tokens=False))
+        return theirs
+
+    server, outcome = one(tokenize=tokenize)
+    assert isinstance(outcome, PolicyError)
+    (body,) = [call.body for call in server.calls if call.path == "/tokenize"]
+    ours = tokenizer.encode(body["prompt"], add_special_tokens=False)
+    for said in (f"{server.url.removesuffix('/v1')}/tokenize", repr(body["prompt"]), f"{theirs} there", f"{ours} here"):
+        assert said in str(outcome)
+    assert "own tokenizer" in str(outcome)
+    assert server.bodies() == []
+
+
+@pytest.mark.parametrize("answer", [(404, {}, {}), (405, {}, {}), (200, {}, {"tokens": None}), (200, {}, [])], ids=str)
+def test_a_server_that_encodes_nothing_is_sampled_all_the_same(
+    serve: Serve, folder: Path, ask: Any, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "srpo_env")
+    server = serve(answers={"/tokenize": answer})
+    ask.outputs(ServerPolicy([server.url], model=folder), [ask.request("hi", max_tokens=2)])
+    (said,) = [each.getMessage() for each in caplog.records if "was not compared" in each.getMessage()]
+    assert "/tokenize" in said
+
+
+def test_a_server_that_gets_messages_needs_no_tokenizer(one: Callable[..., Any]) -> None:
+    server, _ = one(settings={"model": None})
+    assert "/tokenize" not in [call.path for call in server.calls]
+
+
 # The context.
 
 
@@ -534,8 +589,16 @@ def test_a_key_in_a_recipe_is_refused_and_not_repeated(sample: dict[str, Any], m
         ({"urls": []}, "urls: .* at least 1"),
         ({"urls": ["localhost:8000"]}, "urls: one is not a URL such as http"),
         ({"url": "http://h/v1", "urls": ["http://h"]}, "url: no such setting. Did you mean 'urls'"),
-        ({"urls": ["http://h"], "sync": "nccl"}, "sync: 'nccl' is not allowed"),
+        ({"urls": ["http://h"], "sync": "magic"}, "sync: 'magic' is not allowed"),
         ({"urls": ["http://h"], "sync": "lora"}, "sync: 'lora' without a model"),
+        (
+            {"urls": ["http://h"], "model": "tiny_arithmetic", "sync": "lora"},
+            "sync: 'lora' where the policy trains no adapter",
+        ),
+        (
+            {"urls": ["http://h"], "model": "tiny_arithmetic", "sync": "nccl", "lora": {"rank": 8}},
+            "sync: 'nccl' where the policy trains an adapter",
+        ),
         ({"urls": ["http://h"], "context_length": 99}, "context_length: 99 without a model"),
         ({"urls": ["http://h"], "attempts": 0}, "attempts: 0 is not allowed"),
     ],

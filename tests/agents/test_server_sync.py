@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from srpo_env.agents.server import ServerPolicy
-from srpo_env.config import Recipe
+from srpo_env.config import Lora, Recipe
 from srpo_env.errors import InvalidRecipe, PolicyError
 from srpo_env.eventlog import EventLog
 from srpo_env.models import load_tokenizer, resolve_model
@@ -25,6 +25,7 @@ from srpo_env.training import train
 
 Serve = Callable[..., Any]
 Forced = Callable[..., list[float]]
+AFTER = ["/reset_prefix_cache", "/update_weight_version", "/resume"]
 
 
 @pytest.fixture
@@ -44,8 +45,9 @@ def loading(fake: Any, serve: Serve) -> Callable[..., Any]:
 
 
 def handed_over(server: Any) -> list[str]:
-    """The paths of the calls that are no sampling."""
-    return [each.path for each in server.calls if not each.path.startswith(("/v1/models", "/v1/completions"))]
+    """The paths of the calls that are about weights."""
+    others = ("/v1/models", "/v1/completions", "/tokenize")
+    return [each.path for each in server.calls if not each.path.startswith(others)]
 
 
 def test_the_models_own_weights_and_then_new_ones_reach_every_server_and_its_outputs(
@@ -71,7 +73,9 @@ def test_the_models_own_weights_and_then_new_ones_reach_every_server_and_its_out
             assert output.logprobs == pytest.approx(expected, abs=1e-5)
             assert output.policy_version == version
     for server in servers:
-        assert handed_over(server) == ["/collective_rpc", "/reset_prefix_cache"] * 2
+        first, second = ["/pause?mode=wait", "/collective_rpc", *AFTER], ["/weight_info", "/pause?mode=wait"]
+        assert handed_over(server) == [*first, *second, "/collective_rpc", *AFTER]
+        assert server.weights == "main-3"
 
 
 def test_what_was_cached_is_forgotten_before_the_next_request(
@@ -83,7 +87,15 @@ def test_what_was_cached_is_forgotten_before_the_next_request(
     policy.load_weights(None, 1)
     ask.outputs(policy, [ask.request("hi", max_tokens=2)])
     paths = [each.path for each in server.calls]
-    assert paths[-4:] == ["/v1/completions", "/collective_rpc", "/reset_prefix_cache", "/v1/completions"]
+    loaded = paths.index("/collective_rpc", -8)
+    assert paths[loaded - 3 :] == [
+        "/v1/completions",
+        "/weight_info",
+        "/pause?mode=wait",
+        "/collective_rpc",
+        *AFTER,
+        "/v1/completions",
+    ]
 
 
 def test_the_output_layer_is_written_with_weights_of_its_own(
@@ -131,7 +143,7 @@ def test_a_temporary_folder_goes_with_the_policy(serve: Serve, folder: Path) -> 
 
 def test_a_server_without_the_endpoints_is_told_how_to_start(serve: Serve, folder: Path, ask: Any) -> None:
     policy = ServerPolicy([serve().url, serve(dev=False).url], model=folder, sync="checkpoint")
-    said = r"/collective_rpc: HTTP 404.*not handed over.*VLLM_SERVER_DEV_MODE=1"
+    said = r"/pause\?mode=wait: HTTP 404.*not handed over.*VLLM_SERVER_DEV_MODE=1"
     with pytest.raises(PolicyError, match=said):
         policy.load_weights(None, 1)
     assert policy.version == 0
@@ -142,7 +154,8 @@ def test_a_server_without_the_endpoints_is_told_how_to_start(serve: Serve, folde
 
 def test_an_output_carries_the_version_it_was_asked_with(serve: Serve, folder: Path, ask: Any) -> None:
     server = serve(fault=lambda number, body: "hold" if number == 2 else None)  # after the probe's two
-    policy = ServerPolicy([server.url], model=folder, sync="checkpoint")
+    # The place of the call that is under way is no other's, and new weights must not wait for it.
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", max_in_flight=1)
     found: list[Any] = []
     sampling = threading.Thread(target=lambda: found.extend(ask.outputs(policy, [ask.request("hi", max_tokens=2)])))
     sampling.start()
@@ -159,10 +172,10 @@ class Adapted:
 
     def __init__(self) -> None:
         self.model = self
-        self.taken: list[Any] = []
+        self.version = 0
 
     def load_weights(self, source: Any, version: int) -> None:
-        self.taken.append((source, version))
+        self.version = version
 
     def save_pretrained(self, folder: Path, *, save_embedding_layers: bool) -> None:
         assert not save_embedding_layers
@@ -177,7 +190,7 @@ def test_an_adapter_is_loaded_in_place_and_then_asked_for(serve: Serve, folder: 
             seen.append((Path(call.body["lora_path"]) / "adapter_config.json").is_file())
 
     servers = [serve(on_call=on_call) for _ in range(2)]
-    policy = ServerPolicy([each.url for each in servers], model=folder, sync="lora", sync_folder=tmp_path)
+    policy = ServerPolicy([each.url for each in servers], model=folder, sync="lora", lora=Lora(), sync_folder=tmp_path)
     policy.__dict__["_trained"] = Adapted()
     request = ask.request("hi", max_tokens=2)
     versions = [output.policy_version for output in ask.outputs(policy, [request])]
@@ -188,7 +201,8 @@ def test_an_adapter_is_loaded_in_place_and_then_asked_for(serve: Serve, folder: 
     assert [body["model"] for body in bodies] == ["srpo_env-main"] * 3
     assert versions == [0, 1, 2]
     for server in servers:
-        assert handed_over(server) == ["/v1/load_lora_adapter", "/reset_prefix_cache"] * 3
+        paths = [each for each in handed_over(server) if each != "/weight_info"]
+        assert paths == ["/pause?mode=wait", "/v1/load_lora_adapter", *AFTER] * 3
         loads = server.bodies("/v1/load_lora_adapter")
         assert [(body["lora_name"], body["load_inplace"]) for body in loads] == [("srpo_env-main", True)] * 3
         assert len({body["lora_path"] for body in loads}) == 3
@@ -196,7 +210,8 @@ def test_an_adapter_is_loaded_in_place_and_then_asked_for(serve: Serve, folder: 
 
 
 def test_a_server_without_adapters_is_told_how_to_start(serve: Serve, folder: Path) -> None:
-    policy = ServerPolicy([serve(dev=False).url], model=folder, sync="lora")
+    server = serve(answers={"/v1/load_lora_adapter": (404, {}, {"detail": "Not Found"})})
+    policy = ServerPolicy([server.url], model=folder, sync="lora", lora=Lora())
     policy.__dict__["_trained"] = Adapted()
     with pytest.raises(PolicyError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"):
         policy.load_weights(None, 1)
@@ -211,6 +226,71 @@ def test_weights_may_be_handed_over_from_inside_a_running_loop(serve: Serve, fol
 
     run(hand_over)
     assert policy.version == 2
+
+
+# Servers that restart: they come up with the weights that they began with.
+
+
+def test_a_replica_that_restarts_gets_the_last_weights_before_it_is_sampled_again(
+    loading: Callable[..., Any],
+    folder: Path,
+    other_folder: Path,
+    ask: Any,
+    forced: Forced,
+    quick: None,
+    tokenizer: PreTrainedTokenizerFast,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = loading(folder, tokenizer.eos_token_id)
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", attempts=3)
+    policy.load_weights(other_folder, 3)
+    server.weights, server.draw.model = "default", AutoModelForCausalLM.from_pretrained(folder)
+    server.fault = lambda number, body: "reset" if number == 2 else None  # after the probe's two
+    outputs = ask.outputs(policy, [ask.request("hi", seed=seed, max_tokens=6) for seed in range(4)])
+    model = AutoModelForCausalLM.from_pretrained(other_folder)
+    late = [output for output in outputs if output.attempts == 2]
+    assert len(late) == 1
+    assert late[0].logprobs == pytest.approx(forced(model, late[0].prompt_ids, late[0].output_ids), abs=1e-5)
+    assert late[0].policy_version == 3
+    again = ["/weight_info", "/pause?mode=wait", "/collective_rpc", *AFTER]
+    assert handed_over(server)[-len(again) :] == again
+    (said,) = [each.getMessage() for each in caplog.records if "restarted" in each.getMessage()]
+    assert f"{server.url} has restarted since it got the weights of version 3" in said
+
+
+def test_a_failed_call_to_a_replica_that_did_not_restart_moves_no_weights(
+    serve: Serve, folder: Path, ask: Any, quick: None
+) -> None:
+    server = serve(fault=lambda number, body: "reset" if number == 2 else None)
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", attempts=3)
+    (output,) = ask.outputs(policy, [ask.request("hi", max_tokens=2)])
+    assert output.attempts == 2
+    assert handed_over(server).count("/weight_info") == 1
+    assert handed_over(server).count("/collective_rpc") == 1
+
+
+def test_many_calls_that_fail_with_a_replica_make_it_load_once(
+    serve: Serve, folder: Path, ask: Any, quick: None
+) -> None:
+    server = serve(fault=lambda number, body: "reset" if 2 <= number < 12 else None)
+    policy = ServerPolicy([server.url], model=folder, sync="checkpoint", attempts=10)
+    policy.load_weights(None, 1)
+    server.weights = "default"
+    ask.outputs(policy, [ask.request("hi", seed=seed, max_tokens=2) for seed in range(10)])
+    assert handed_over(server).count("/collective_rpc") == 2
+
+
+def test_a_restart_between_calls_is_told_at_the_next_hand_over(
+    serve: Serve, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [serve(), serve()]
+    policy = ServerPolicy([each.url for each in servers], model=folder, sync="checkpoint")
+    policy.load_weights(None, 1)
+    servers[1].weights = "default"
+    policy.load_weights(None, 2)
+    (said,) = [each.getMessage() for each in caplog.records if "restarted" in each.getMessage()]
+    assert f"{servers[1].url} has restarted since it got the weights of version 1" in said
+    assert [each.weights for each in servers] == ["main-2", "main-2"]
 
 
 # Training.
@@ -260,6 +340,6 @@ def test_a_policy_is_trained_here_and_sampled_there(
 
 
 def test_training_without_sync_is_refused_before_anything_is_written(serve: Serve, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRecipe, match=r"Set sample\.sync to lora or checkpoint"):
+    with pytest.raises(InvalidRecipe, match=r"Set sample\.sync to lora, checkpoint or nccl"):
         train(recipe_of(serve().url, tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -43,6 +43,12 @@ def test_reloading_a_checkpoint_needs_the_developers_paths() -> None:
     assert "lora" not in line.lower()
 
 
+def test_weights_from_gpu_to_gpu_need_a_transfer_engine() -> None:
+    (line,) = vllm_commands([HERE], "org/name", sync="nccl")
+    assert line.startswith("VLLM_SERVER_DEV_MODE=1 vllm serve")
+    assert line.endswith("""--weight-transfer-config '{"backend": "nccl"}'""")
+
+
 @pytest.mark.parametrize(("rank", "given"), [(1, 1), (2, 8), (16, 16), (20, 32), (512, 512), (None, 16)])
 def test_adapters_need_room_for_their_rank_in_a_size_that_vllm_knows(rank: int | None, given: int) -> None:
     (line,) = vllm_commands([HERE], "org/name", sync="lora", lora_rank=rank)

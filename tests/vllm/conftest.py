@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,6 +23,15 @@ from srpo_env.protocols import RequestKey, SampleRequest
 from srpo_env.records import Event, Message, Output, Sampling
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
 
+STARTS_WITHIN_S = 400
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 SUMS = ("12+30=", "7+5=", "48+21=", "99+1=")
 
 
@@ -80,3 +96,65 @@ class Kit:
 @pytest.fixture(scope="session")
 def kit() -> Kit:
     return Kit()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[str]]]:
+    """Starts servers of a model, which end with the module, and returns their addresses."""
+    place = os.environ.get("SRPO_ENV_VLLM")
+    if not place:
+        pytest.skip("SRPO_ENV_VLLM is not set: it names a virtual environment with vLLM (`make vllm`)")
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        model: str, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, count: int = 1
+    ) -> list[str]:
+        ports = [free_port() for _ in range(count)]
+        logs = [tmp_path_factory.mktemp("server") / "log" for _ in ports]
+        for port, log in zip(ports, logs, strict=True):
+            # Not `vllm serve`: vllm-cpu lacks the metadata that it looks for.
+            command = [Path(place).resolve() / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
+            command += ["--model", resolve_model(model), "--host", "127.0.0.1", "--port", str(port)]
+            command += [*arguments, "--max-num-seqs", "64", "--enforce-eager"]
+            with log.open("w") as out:
+                servers.append(
+                    subprocess.Popen(
+                        list(map(str, command)),
+                        env={**os.environ, **ENVIRONMENT, **(environment or {})},
+                        cwd=log.parent,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+        for server, port, log in zip(servers[-count:], ports, logs, strict=True):
+            wait(server, f"http://127.0.0.1:{port}/health", log)
+        return [f"http://127.0.0.1:{port}/v1" for port in ports]
+
+    yield start
+    for server in servers:
+        os.killpg(server.pid, signal.SIGTERM)
+    for server in servers:
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait(server: subprocess.Popen[bytes], health: str, log: Path) -> None:
+    last = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < last and server.poll() is None:
+        try:
+            if httpx.get(health, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(1)
+    pytest.fail("the server did not start; the end of its log:\n" + "\n".join(log.read_text().splitlines()[-30:]))

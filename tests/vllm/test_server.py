@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,70 +15,19 @@ import torch
 import srpo_env
 from srpo_env import EventLog, Sampling, train
 from srpo_env.agents.serving import vllm_arguments
-from srpo_env.models import resolve_model
+from srpo_env.errors import PolicyError
+from srpo_env.models import load_tokenizer
 from srpo_env.registry import load
 from srpo_env.runs import read_metrics
 from srpo_env.testing import check_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
-STARTS_WITHIN_S = 400
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-
 
 @pytest.fixture(scope="module")
-def url(model_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(model_name: str, start: Callable[..., list[str]]) -> str:
     """The address of a server of the model, started for this module."""
-    place = os.environ.get("SRPO_ENV_VLLM")
-    if not place:
-        pytest.skip("SRPO_ENV_VLLM is not set: it names a virtual environment with vLLM (`make vllm`)")
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Not `vllm serve`: vllm-cpu lacks the metadata that it looks for.
-    command = [Path(place).resolve() / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", resolve_model(model_name), "--host", "127.0.0.1", "--port", str(port)]
-    command += vllm_arguments(dtype="float32", context_length=512, lora_rank=8)
-    command += ["--max-num-seqs", "64", "--enforce-eager"]
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            list(map(str, command)),
-            env={**os.environ, **ENVIRONMENT},
-            cwd=folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait(server, f"http://127.0.0.1:{port}/health", folder / "log")
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
-def wait(server: subprocess.Popen[bytes], health: str, log: Path) -> None:
-    last = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < last and server.poll() is None:
-        try:
-            if httpx.get(health, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(1)
-    pytest.fail("the server did not start; the end of its log:\n" + "\n".join(log.read_text().splitlines()[-30:]))
+    return start(model_name, vllm_arguments(dtype="float32", context_length=512, lora_rank=8))[0]
 
 
 @pytest.fixture
@@ -96,6 +40,26 @@ def policy(url: str, model_name: str, tmp_path: Path) -> Iterator[Any]:
 
 def outputs(policy: Any, requests: Any) -> list[Any]:
     return asyncio.run(policy.sample(requests))
+
+
+def test_a_server_knows_whether_it_got_weights(url: str, policy: Any, kit: Any) -> None:
+    info = url.removesuffix("/v1") + "/weight_info"
+    before = httpx.get(info, trust_env=False).json()
+    outputs(policy, kit.requests(1))
+    after = httpx.get(info, trust_env=False).json()
+    assert [before["weight_version"], after["weight_version"]] == ["default", "main-0"]
+
+
+def test_a_server_with_another_tokenizer_is_refused(url: str, model_name: str, kit: Any, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(model_name)
+    tokenizer.add_tokens(["façade"])
+    tokenizer.save_pretrained(tmp_path)
+    kit.load(model_name).save_pretrained(tmp_path)
+    policy = load("backend", "server").from_config("main", {"model": str(tmp_path), "urls": [url]})
+    (outcome,) = outputs(policy, kit.requests(1))
+    asyncio.run(policy.aclose())
+    assert isinstance(outcome, PolicyError)
+    assert "makes other ids of" in str(outcome)
 
 
 def test_it_conforms(policy: Any) -> None:
@@ -137,11 +101,12 @@ def test_new_weights_are_sampled_and_nothing_of_the_old_ones_is_left(policy: Any
 def test_an_adapter_is_sampled_in_place_of_the_weights(url: str, model_name: str, kit: Any, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'srpo-env[lora]'")
     settings = {"model": model_name, "urls": [url], "sync": "lora", "sync_folder": str(tmp_path / "weights")}
+    settings["lora"] = {"rank": 4, "alpha": 8}
     policy = load("backend", "server").from_config("main", settings)
     base = kit.load(model_name)
     adapter = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     adapted = peft.get_peft_model(kit.load(model_name), adapter).eval()
-    policy._trained = SimpleNamespace(model=adapted, load_weights=lambda source, version: None)
+    policy._trained = SimpleNamespace(model=adapted, version=0, load_weights=lambda source, version: None)
     asked = kit.requests(temperature=1.0)
     assert kit.worst(base, asked, outputs(policy, asked)) < kit.largest
     for version in (1, 2):
@@ -149,6 +114,7 @@ def test_an_adapter_is_sampled_in_place_of_the_weights(url: str, model_name: str
             for name, parameter in adapted.named_parameters():
                 if "lora_B" in name:
                     parameter.add_(0.05)
+        policy._trained.version = version
         policy.load_weights(None, version)
         found = outputs(policy, asked)
         print(f"{model_name}: adapter {version}, at most {kit.worst(adapted, asked, found):.1e}")
