@@ -1,4 +1,4 @@
-"""Samples many rows at once: rows that stop leave the batch, new ones enter, equal prompts are computed once."""
+"""Samples many rows at once: rows that stop leave the batch, new ones enter, prompts share beginnings."""
 
 from __future__ import annotations
 

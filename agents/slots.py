@@ -23,11 +23,12 @@ class Slots(Cache):
 
     def __init__(self, probe: DynamicCache) -> None:
         super().__init__(layers=[])
-        pairs = [(layer.keys, layer.values) for layer in probe.layers]
-        self.keys, self.values = ([part[:0, :, :0] for part in parts] for parts in zip(*pairs, strict=True))
+        pairs = [_keys_and_values(layer) for layer in probe.layers]
+        self.keys = [keys[:0, :, :0] for keys, _ in pairs]
+        self.values = [values[:0, :, :0] for _, values in pairs]
         self.bytes_per_token = sum(part[0, :, 0].nbytes for pair in pairs for part in pair)
-        self._first = self._target = torch.empty(0, 0, dtype=torch.int64)
-        self._rows = self._width = 0
+        self._slot = self._column = torch.empty(0, dtype=torch.int64)
+        self._width = 0
 
     @property
     def rows(self) -> int:
@@ -52,8 +53,6 @@ class Slots(Cache):
                 kept = min(columns, old.shape[2])
                 new[:kept_rows, :, :kept] = old[:kept_rows, :, :kept]
                 parts[layer] = new
-        heads = self.keys[0].shape[1]
-        self._first = torch.arange(rows * heads, device=self.keys[0].device).view(rows, heads) * columns
 
     def fill(self, first: int, source: DynamicCache, row: Tensor, token: Tensor) -> None:
         """Copies tokens of a prefilled cache into the slots from `first` on.
@@ -61,12 +60,12 @@ class Slots(Cache):
         Args:
             first: The slot that comes first.
             source: The prefilled cache.
-            row: [n, 1] row of the source for each slot, or one for all.
+            row: [n, 1] row of the source for each slot.
             token: [n, width] places of the tokens in it.
         """
         for layer, cached in enumerate(source.layers):
-            for part, new in ((self.keys[layer], cached.keys), (self.values[layer], cached.values)):
-                part[first : first + len(token), :, : token.shape[1]] = new[row, :, token].transpose(1, 2)
+            for parts, new in zip((self.keys, self.values), _keys_and_values(cached), strict=True):
+                parts[layer][first : first + len(token), :, : token.shape[1]] = new[row, :, token].transpose(1, 2)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copies the first `width` columns of some slots to other slots."""
@@ -76,8 +75,7 @@ class Slots(Cache):
 
     def aim(self, lengths: Tensor, width: int) -> None:
         """Says where the next forward pass writes: column `lengths[i]` of slot i, of `width` columns it then reads."""
-        self._rows, self._width = len(lengths), width
-        self._target = (self._first[: self._rows] + lengths[:, None]).flatten()
+        self._slot, self._column, self._width = torch.arange(len(lengths), device=lengths.device), lengths, width
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -89,8 +87,8 @@ class Slots(Cache):
         )
 
     def _write(self, part: Tensor, new: Tensor) -> Tensor:
-        part.view(-1, part.shape[-1]).index_copy_(0, self._target, new.reshape(-1, new.shape[-1]))
-        return part[: self._rows, :, : self._width]
+        part[self._slot, :, self._column] = new[:, :, 0]
+        return part[: len(self._slot), :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns that the rows held before the next forward pass."""
@@ -99,3 +97,8 @@ class Slots(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Columns that the next forward pass reads, and the first of them."""
         return self._width, 0
+
+
+def _keys_and_values(layer: Any) -> tuple[Tensor, Tensor]:
+    """[n, heads, T, head size] each."""
+    return layer.keys, layer.values

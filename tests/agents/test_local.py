@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from srpo_env.agents.generation import Generator, Row
 from srpo_env.agents.local import LocalPolicy
 from srpo_env.errors import ContextExceeded, InvalidRecipe, MissingModel, PolicyError
 from srpo_env.protocols import Policy, Trainable
-from srpo_env.records import Output
+from srpo_env.records import Output, Sampling
 
 WORDS = ["", "a", "the sum", "what is the number of two " * 2, "zażółć 数 🙂", "the answer is the number " * 3]
 
@@ -125,6 +130,104 @@ def test_left_padding_shifts_no_position_in_any_architecture(
     requests = mixed(ask, 12)
     outputs = ask.outputs(policy, requests)
     assert worst(policy, forced, requests, outputs) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def engine(shared_policy: LocalPolicy) -> Generator:
+    made = Generator(shared_policy.model, frozenset(), lambda ids: "", max_rows=512, cache_bytes=1 << 30)
+    rows_of(made, [[20]])  # it tries out whether the model can share
+    return made
+
+
+def rows_of(engine: Generator, prompts: Sequence[Sequence[int]]) -> list[Row]:
+    """Rows with these prompts, when they are done."""
+    rows = [Row(tuple(prompt), Sampling(temperature=0.8), 1 + seed % 4, seed) for seed, prompt in enumerate(prompts)]
+    engine.add(rows)
+    while engine.busy:
+        engine.step()
+    return rows
+
+
+def prompts_that_part_anywhere(seed: int) -> list[list[int]]:
+    """Of two ids: some are equal, some are the beginnings of others."""
+    draw = random.Random(seed)
+    return [[draw.choice([20, 21]) for _ in range(draw.randint(1, 12))] for _ in range(draw.randint(1, 24))]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**31))
+def test_prompts_with_any_common_beginning_are_sampled_as_alone(
+    shared_policy: LocalPolicy, engine: Generator, forced: Any, seed: int
+) -> None:
+    for row in rows_of(engine, prompts_that_part_anywhere(seed)):
+        expected = forced(shared_policy.model, row.prompt, row.output, 0.8)
+        assert row.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def read(shared_policy: LocalPolicy) -> Iterator[list[int]]:
+    """How many tokens each pass over prompts computes."""
+    found: list[int] = []
+    handle = shared_policy.model.get_input_embeddings().register_forward_hook(
+        lambda _, ids, __: found.append(ids[0].numel()) if ids[0].shape[1] > 1 else None
+    )
+    yield found
+    handle.remove()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31))
+def test_each_common_beginning_of_prompts_is_computed_once(engine: Generator, read: list[int], seed: int) -> None:
+    prompts = [[18, 19, *prompt] for prompt in prompts_that_part_anywhere(seed)]
+    read.clear()
+    rows_of(engine, prompts)
+    assert read == [len({tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)})]
+
+
+def test_members_of_a_group_share_their_few_shot_examples(
+    shared_policy: LocalPolicy, ask: Any, read: list[int]
+) -> None:
+    requests = [ask.request("the sum of two numbers is the answer " + task, max_tokens=1) for task in ("1", "2", "2")]
+    prompts = [output.prompt_ids for output in ask.outputs(shared_policy, requests)]
+    read.clear()
+    ask.outputs(shared_policy, requests)
+    assert prompts[1] == prompts[2]
+    same = next(at for at, (one, two) in enumerate(zip(*prompts[:2], strict=False)) if one != two)
+    assert same > 10
+    assert read == [len(prompts[0]) + len(prompts[1]) - same]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(("bound", "value"), [("_PREFILL_TOKENS", 30), ("_PREFILL_LOGITS", 5000)])
+def test_prompts_in_passes_of_any_size_give_the_same_rows(
+    shared_policy: LocalPolicy,
+    engine: Generator,
+    read: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    bound: str,
+    value: int,
+    share: bool,
+) -> None:
+    prompts = [[18, 19, *prompt] for prompt in prompts_that_part_anywhere(5)]
+    expected = rows_of(engine, prompts)
+    monkeypatch.setattr(f"srpo_env.agents.generation.{bound}", value)
+    monkeypatch.setattr("srpo_env.agents.generation.can_share", lambda _: share)
+    read.clear()
+    other = Generator(shared_policy.model, frozenset(), lambda ids: "", max_rows=512, cache_bytes=1 << 30)
+    for row, same in zip(rows_of(other, prompts), expected, strict=True):
+        assert row.output == same.output
+        assert row.logprobs == pytest.approx(same.logprobs, abs=1e-5)
+    assert len(read) > 1
+
+
+def test_a_model_with_attention_of_its_own_computes_each_prompt_whole(
+    folder: Path, ask: Any, forced: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = LocalPolicy(folder)
+    policy.model.set_attn_implementation("eager")
+    requests = mixed(ask, 12)
+    assert worst(policy, forced, requests, ask.outputs(policy, requests)) < 1e-4
+    assert "Qwen3ForCausalLM can't share common beginnings" in caplog.text
 
 
 def test_a_row_depends_on_its_seed_and_not_on_its_neighbours(shared_policy: LocalPolicy, ask: Any) -> None:
@@ -431,6 +534,22 @@ async def test_a_cancelled_call_stops_within_two_seconds_and_the_next_one_works(
     assert rests(policy)
     (output,) = await policy.sample([ask.request("a", max_tokens=3)])
     assert isinstance(output, Output)
+
+
+async def test_a_cancelled_call_leaves_the_others_as_they_are(folder: Path, ask: Any) -> None:
+    policy, alone = LocalPolicy(folder, deterministic=False), LocalPolicy(folder)
+    first, second = ([ask.request("a", seed, max_tokens=40) for seed in seeds] for seeds in (range(4), range(4, 8)))
+    for each in (policy, alone):
+        each._generator.stop_ids = frozenset()
+    entered = threading.Event()
+    policy.model.register_forward_hook(lambda *_: entered.set() if len(policy._generator._rows) == 8 else None)
+    doomed = asyncio.create_task(policy.sample(first))
+    kept = asyncio.create_task(policy.sample(second))
+    await asyncio.to_thread(entered.wait)
+    doomed.cancel()
+    assert [o.output_ids for o in await kept] == [o.output_ids for o in await alone.sample(second)]
+    with pytest.raises(asyncio.CancelledError):
+        await doomed
 
 
 def test_ctrl_c_stops_sampling_within_two_seconds(folder: Path, ask: Any) -> None:
