@@ -26,6 +26,7 @@ import typer
 from pydantic import BaseModel
 
 from srpo_env.errors import InvalidInput, InvalidWorkflow, SrpoEnvError, UnknownName, nearest
+from srpo_env.tables import aligned
 
 DEFAULT_RECIPE = "arithmetic_tiny"
 
@@ -239,13 +240,6 @@ def _plain(value: Any) -> Any:
         case Path():
             return str(value)
     return value
-
-
-def _table(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Lines of a table: the first column to the left, all columns but the last padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
 
 
 # The commands.
@@ -506,7 +500,7 @@ def list_names(
     for each, rows in found.items():
         if kind is None:
             print(each)
-        for line in _table(rows, "" if kind else "  ") if rows else ["  (none)"]:
+        for line in aligned(rows, "" if kind else "  ") if rows else ["  (none)"]:
             print(_printable(line))
 
 

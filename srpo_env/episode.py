@@ -161,7 +161,8 @@ class Episode:
         self._started = ended
         if self.done:
             score = await self._score(answer, event)
-            event = event.model_copy(update={"reward": score.value, "score_reason": score.reason})
+            scored = {"reward": score.value, "score_reason": score.reason, "measures": score.measures}
+            event = event.model_copy(update=scored)
         self.events.append(event)
         return event
 
