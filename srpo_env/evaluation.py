@@ -295,11 +295,14 @@ def macro(results: Mapping[str, SetResult]) -> SetResult:
 def mean_over_sets(figures: Iterable[tuple[float | None, Interval | None]]) -> tuple[float | None, Interval | None]:
     """Returns the mean of the sets' figures, and its 95% interval, which treats the sets as fixed.
 
-    half width = sqrt(sum of squared half widths) / number of sets
+        low = mean - sqrt(sum of (figure - its low)^2) / number of sets, and high in the same way
+
+    The bounds recover the variance of each figure on their own side (MOVER; Zou and Donner, 2008).
     """
     known = [(value, interval) for value, interval in figures if value is not None and interval is not None]
     if len(known) <= 1:
         return known[0] if known else (None, None)
     mean = math.fsum(value for value, _ in known) / len(known)
-    half = math.sqrt(math.fsum(((high - low) / 2) ** 2 for _, (low, high) in known)) / len(known)
-    return mean, (mean - half, mean + half)
+    below = math.hypot(*(value - low for value, (low, _) in known)) / len(known)
+    above = math.hypot(*(high - value for value, (_, high) in known)) / len(known)
+    return mean, (mean - below, mean + above)

@@ -138,11 +138,15 @@ class Job:
     def servers(self) -> dict[str, list[str]]:
         """Returns the commands that start the servers of each policy that has some."""
         found = {}
-        for label, use in self.recipe.policies.items():
-            backend, settings = _backend(use, self.recipe)
+        for label in self.recipe.policies:
+            backend, settings = self.backend(label)
             if isinstance(backend, Served):
                 found[label] = backend.start_commands(label, settings)
         return found
+
+    def backend(self, label: str) -> tuple[Any, dict[str, Any]]:
+        """Returns the backend of a policy and the settings that it is made of."""
+        return _backend(self.recipe.policies[label], self.recipe)
 
     def rest(self) -> None:
         """Lets the policies that can give their memory to the learner."""

@@ -98,6 +98,11 @@ def test_the_macro_mean_counts_each_set_once() -> None:
     assert found.tasks == 1010
 
 
+def test_the_macro_interval_keeps_each_side_of_lopsided_ones() -> None:
+    sets = [SetResult(tasks=9, samples=1, accuracy=0.0, interval=(0.0, high)) for high in (0.3, 0.4)]
+    assert macro_of(*sets).interval == pytest.approx((0.0, 0.25))  # sqrt(0.3^2 + 0.4^2) / 2
+
+
 def test_the_macro_of_one_set_has_its_figures() -> None:
     one = SetResult(tasks=1, samples=1, accuracy=0.1, interval=(0.0, 0.5), measures={"f1": 0.2}, output_tokens=7)
     assert macro({"a": one}) == one
