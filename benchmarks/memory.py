@@ -22,7 +22,7 @@ MOST_OFF = 0.25
 
 
 def measured(recipe: str, updates: int) -> int:
-    """Bytes of the largest resident set of a training run, in a process of its own."""
+    """Returns the bytes of the largest resident set of a training run, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"updates={updates}", f"run={folder}/run"]
         command = [sys.executable, "-c", "from srpo_env.cli import main; main()", "train", recipe, *settings]
