@@ -357,9 +357,9 @@ def _refuse_other_layers(model: PreTrainedModel) -> None:
         )
 
 
-def most_tokens(rows: int, prompt: int, output: int) -> int:
-    """Returns of how many tokens keys and values are kept at most: those of the rows, and those of a prefill."""
-    return rows * _rounded(prompt + max(output, _COLUMNS)) + min(rows * prompt, _PREFILL_TOKENS)
+def most_tokens(rows: int, prompt: int, output: int) -> tuple[int, int]:
+    """Returns of how many tokens keys and values are kept at most: in the slots of the rows, and in a prefill."""
+    return rows * _rounded(prompt + max(output, _COLUMNS)), min(rows * prompt, _PREFILL_TOKENS)
 
 
 def _rounded(columns: int) -> int:

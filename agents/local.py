@@ -160,12 +160,12 @@ class LocalPolicy:
         known = checked(LocalSettings, f"policies.{label}.sample", settings)
         chat = Chat(load_tokenizer(known.model), known.template_arguments)
         model = outline(known.model, known.dtype)
-        config = model.config.get_text_config()
+        config: Any = model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_token = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-        tokens = most_tokens(min(rows, known.max_rows), len(chat.prompt_ids(prompt)), max_tokens)
-        return min(int(known.cache_gib * 2**30), tokens * per_token)
+        per_token: int = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+        slots, prefill = most_tokens(min(rows, known.max_rows), len(chat.prompt_ids(prompt)), max_tokens)
+        return min(int(known.cache_gib * 2**30), slots * per_token) + prefill * per_token
 
     @property
     def model(self) -> PreTrainedModel:

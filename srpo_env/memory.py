@@ -1,26 +1,30 @@
 """How much memory will a training run take in its process? An estimate from what its recipe names; nothing is loaded.
 
-    process + weights + reference + optimiser + max(cache, gradients + activations)
+    process + weights + reference + optimiser + gradients + max(cache, activations)
 
-The cache, keys and values of a sampler in this process, is given back before the learner begins; gradients and
-activations are there while it learns alone. The learner's parts are its own to tell: see `Estimating`.
+The cache, keys and values of a sampler in this process, is given back before the learner begins, and what a micro-batch
+keeps when it ends. Gradients are too, but they are many small pieces, which the allocator holds on to. The learner's
+parts are its own to tell: see `Estimating`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
 from srpo_env.adapters import add_adapter
 from srpo_env.episode import Episode
 from srpo_env.jobs import Job
-from srpo_env.models import outline
+from srpo_env.models import Dtype, outline
 from srpo_env.protocols import Caching, Estimating
 
 PROCESS_BYTES = 560 << 20
 """Measured on Linux with the CPU build of torch 2.13 (benchmarks/memory.py)."""
+
+
+_ALWAYS = ("process", "weights", "reference", "optimiser", "gradients")
 
 
 class Memory(BaseModel):
@@ -30,7 +34,7 @@ class Memory(BaseModel):
         process: Python, torch and what else is imported, and a batch's events.
         weights: Of each model, once where adapters share it.
         reference, optimiser, gradients, activations: The learner's.
-        cache: Of the sampler, where it lies in this process.
+        cache: Keys and values of the sampler, where it lies in this process.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,17 +50,13 @@ class Memory(BaseModel):
     @property
     def peak(self) -> int:
         """Most bytes at any time."""
-        always = self.process + self.weights + self.reference + self.optimiser
-        return always + max(self.cache, self.gradients + self.activations)
+        always: int = sum(getattr(self, name) for name in _ALWAYS)
+        return always + max(self.cache, self.activations)
 
     def __str__(self) -> str:
-        always = ("process", "weights", "reference", "optimiser")
-        sampling, learning = self._shown(("cache",)), self._shown(("gradients", "activations"))
-        either = f"; {sampling} while sampling" if sampling else ""
-        return f"{_gib(self.peak)} GiB: {self._shown(always)}{either}; {learning} while learning"
-
-    def _shown(self, names: Iterable[str]) -> str:
-        return " + ".join(f"{name} {_gib(getattr(self, name))}" for name in names if getattr(self, name))
+        always = " + ".join(f"{name} {_gib(getattr(self, name))}" for name in _ALWAYS if getattr(self, name))
+        cache = f"cache {_gib(self.cache)} while sampling or " if self.cache else ""
+        return f"{_gib(self.peak)} GiB: {always} + {cache}activations {_gib(self.activations)} while learning"
 
 
 def _gib(size: int) -> str:
@@ -75,7 +75,7 @@ def estimate(job: Job) -> Memory | None:
     for label, use in job.recipe.policies.items():
         if use.model is None:
             continue
-        model = outline(use.model, use.dtype)
+        model = outline(use.model, cast("Dtype", use.dtype))
         lora = None if use.train is None else use.train.lora
         if use.model not in counted:
             parts["weights"] += sum(each.nbytes for each in model.parameters())

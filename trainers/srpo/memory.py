@@ -59,7 +59,9 @@ def kept_per_token(outline: PreTrainedModel, autocast: str | None = None) -> int
         outline: The model without data; autocast changes it to that type.
         autocast: Type of the forward pass, where it differs from the weights'.
     """
-    model: Any = outline.to(torch.bfloat16) if autocast else outline
+    model: Any = outline
+    if autocast:
+        model = model.to(torch.bfloat16)
     base = model.get_base_model().base_model if hasattr(model, "get_base_model") else model.base_model
     known = {each.untyped_storage()._cdata for each in model.parameters()}  # noqa: SLF001 (tells storages apart)
     kept: dict[int, torch.UntypedStorage] = {}
