@@ -112,6 +112,7 @@ def test_weights_that_adapters_share_count_once() -> None:
 
 
 def test_a_config_that_is_not_here_is_named_and_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the network was asked"))
     with pytest.raises(MissingModel, match=r"'nobody/nothing': its config\.json is not on this machine; `hf download"):
         outline("nobody/nothing")
