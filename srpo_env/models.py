@@ -134,18 +134,22 @@ def outline(name: str, dtype: Dtype = "float32") -> PreTrainedModel:
         UnknownName: As for `resolve_model`.
     """
     import torch
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place = resolve_model(name)
     if isinstance(place, Path) and is_adapter(place):
         return outline(model_below(place), dtype)
+    if not isinstance(place, Path):
+        found = try_to_load_from_cache(place, "config.json")
+        if not isinstance(found, str):
+            raise MissingModel(
+                f"model {name!r}: its config.json is not on this machine; `hf download {name} config.json` brings it."
+            )
+        place = Path(found).parent
     automatic: Any = AutoModelForCausalLM
-    try:
-        config = AutoConfig.from_pretrained(place, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise MissingModel(
-            f"model {name!r}: its config.json is not on this machine; `hf download {name} config.json` brings it."
-        ) from error
+    with _loading(name):
+        config = AutoConfig.from_pretrained(place)
     with torch.device("meta"):
         model: PreTrainedModel = automatic.from_config(config, dtype=getattr(torch, dtype))
     return model
