@@ -376,5 +376,10 @@ def _kinds_of_layers(model: PreTrainedModel) -> set[str]:
     return kinds
 
 
+def most_tokens(rows: int, prompt: int, output: int) -> tuple[int, int]:
+    """Returns of how many tokens keys and values are kept at most: in the slots of the rows, and in a prefill."""
+    return rows * _rounded(prompt + max(output, _COLUMNS)), min(rows * prompt, _PREFILL_TOKENS)
+
+
 def _rounded(columns: int) -> int:
     return -(-columns // _COLUMNS) * _COLUMNS

@@ -26,9 +26,9 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.limits import output_limit
 from srpo_env.config import Lora
 from srpo_env.errors import ContextExceeded, PolicyError
-from srpo_env.models import Dtype, LoadedModel, load_model, load_shared, resolve_model
+from srpo_env.models import Dtype, LoadedModel, load_model, load_shared, load_tokenizer, outline, resolve_model
 from srpo_env.protocols import Sampled, SampleRequest
-from srpo_env.records import Output
+from srpo_env.records import Message, Output
 from srpo_env.settings import checked
 
 if TYPE_CHECKING:
@@ -141,6 +141,31 @@ class LocalPolicy:
             MissingModel, UnknownName: The model is not there.
         """
         return cls(name=label, **dict(checked(LocalSettings, f"policies.{label}.sample", settings)))
+
+    @classmethod
+    def cache_bytes(
+        cls, label: str, settings: Mapping[str, Any], prompt: Sequence[Message], max_tokens: int, rows: int
+    ) -> int:
+        """Returns the most bytes of keys and values of so many outputs at once; loads the tokenizer and the config.
+
+        Args:
+            label: The policy's name in the recipe.
+            settings: As for `from_config`.
+            prompt: One that is as long as most.
+            max_tokens: Longest output.
+            rows: Outputs that may be sampled at once.
+        """
+        from srpo_env.agents.generation import most_tokens
+
+        known = checked(LocalSettings, f"policies.{label}.sample", settings)
+        chat = Chat(load_tokenizer(known.model), known.template_arguments)
+        model = outline(known.model, known.dtype)
+        config: Any = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_token: int = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+        slots, prefill = most_tokens(min(rows, known.max_rows), len(chat.prompt_ids(prompt)), max_tokens)
+        return min(int(known.cache_gib * 2**30), slots * per_token) + prefill * per_token
 
     @property
     def model(self) -> PreTrainedModel:

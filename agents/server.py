@@ -70,6 +70,7 @@ class ServerSettings(BaseModel):
         model: A transformers folder, a registered name or a hub id: its tokenizer makes the prompts, and it is what is
             trained. Left out: the server gets messages, and its outputs have no token ids.
         served_model: The server's name for the model; left out: the only one that it serves.
+        served_dtype: Type of the server's weights, for its command; left out: that of those that are trained.
         api_key_env: The environment variable that holds the key.
         max_in_flight: Most calls at once, over all replicas.
         timeout_s: Longest time of one attempt; waiting for a turn is not part of it.
@@ -92,6 +93,7 @@ class ServerSettings(BaseModel):
     urls: list[str] = Field(min_length=1)
     model: str | None = None
     served_model: str | None = None
+    served_dtype: Dtype | None = None
     api_key_env: str | None = None
     max_in_flight: int = Field(256, ge=1)
     timeout_s: float = Field(600.0, gt=0)
@@ -224,7 +226,9 @@ class ServerPolicy:
             InvalidRecipe: A key is unknown or a value breaks a rule.
             MissingModel, UnknownName: The model is not there.
         """
-        return cls(name=label, **dict(checked(ServerSettings, f"policies.{label}.sample", settings)))
+        known = dict(checked(ServerSettings, f"policies.{label}.sample", settings))
+        del known["served_dtype"]  # the server's own matter
+        return cls(name=label, **known)
 
     @classmethod
     def start_commands(cls, label: str, settings: Mapping[str, Any]) -> list[str]:
@@ -235,7 +239,7 @@ class ServerPolicy:
         return vllm_commands(
             known.urls,
             known.model,
-            dtype=known.dtype,
+            dtype=known.served_dtype or known.dtype,
             served_model=known.served_model,
             context_length=known.context_length,
             sync=known.sync,

@@ -20,12 +20,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from pydantic import BaseModel
 
 from srpo_env.errors import InvalidInput, InvalidWorkflow, SrpoEnvError, UnknownName, nearest
+from srpo_env.tables import aligned
+
+if TYPE_CHECKING:
+    from srpo_env.jobs import Job
+    from srpo_env.memory import Memory
 
 DEFAULT_RECIPE = "arithmetic_tiny"
 
@@ -241,13 +246,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _table(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Lines of a table: the first column to the left, all columns but the last padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
-
-
 # The commands.
 
 
@@ -303,8 +301,9 @@ def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
     job = Job.prepare(target, overrides)
     assert job.settings is not None
     servers = job.servers()
+    memory, unknown = _memory(job)
     if as_json:
-        _print_json({"recipe": job.recipe, "file": find_recipe(target), "servers": servers})
+        _print_json({"recipe": job.recipe, "file": find_recipe(target), "servers": servers, "memory": memory})
         return
     print(f"# {find_recipe(target)}" + (f" with {' '.join(overrides)}" if overrides else "") + ": nothing was run.")
     print(f"# {plan_of(job)}")
@@ -313,7 +312,19 @@ def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
         print(f"# policy {label}: {use.model or 'no model'}, {how}, sampled by {use.sample.backend}")
         for command in servers.get(label, ()):
             print(f"#   start: {command}")
+    print(f"# memory of this process, estimated: {memory or unknown}")
     sys.stdout.write(job.recipe.to_yaml())
+
+
+def _memory(job: Job) -> tuple[Memory | None, str]:
+    """What a run would take, or None and why that can't be told."""
+    from srpo_env.errors import MissingModel
+    from srpo_env.memory import estimate
+
+    try:
+        return estimate(job), f"none, since trainer {job.recipe.trainer!r} says nothing of its own."
+    except MissingModel as error:
+        return None, f"none: {error}"
 
 
 @app.command(epilog="Example: srpo-env rollout tiny/parallel_proposers --episodes 16 --show 2")
@@ -506,7 +517,7 @@ def list_names(
     for each, rows in found.items():
         if kind is None:
             print(each)
-        for line in _table(rows, "" if kind else "  ") if rows else ["  (none)"]:
+        for line in aligned(rows, "" if kind else "  ") if rows else ["  (none)"]:
             print(_printable(line))
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from srpo_env.errors import InvalidRecipe, UnknownName, nearest
 from srpo_env.records import Sampling
 from srpo_env.registry import load, registered
 from srpo_env.yaml_source import read_yaml, write_yaml
 
-_FORMS = ("str", "tuple[str, ...]")
+_FORMS = ("str", "tuple[str, ...]", "one", "named")
 """Parts of a pydantic error's location that stand for an alternative, not for a key."""
 
 
@@ -44,7 +44,7 @@ class TasksUse(Section):
     split: str = "train"
     """Split of the set."""
     limit: int | None = Field(None, ge=1)
-    """Keeps the first tasks."""
+    """Keeps the first tasks of each set."""
     columns: dict[str, str] = {}
     """For a file: its names for id, problem and answer."""
     reward: str | None = None
@@ -53,13 +53,24 @@ class TasksUse(Section):
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
 
+def _form(value: Any) -> str:
+    return "one" if isinstance(value, TasksUse) or not isinstance(value, Mapping) or "use" in value else "named"
+
+
+TasksUses = Annotated[
+    Annotated[TasksUse, Tag("one")] | Annotated[dict[str, TasksUse], Tag("named")], Discriminator(_form)
+]
+"""Tasks, or several sets of them by name, each with settings of its own."""
+
+
 class Tasks(Section):
     """The tasks to train on and those held out."""
 
     train: TasksUse
     """What is trained on."""
-    eval: TasksUse | None = None
-    """What is held out; left out: no evaluation."""
+    eval: TasksUses | None = None
+    """What is held out; left out: what is trained on. Sets with settings of their own have names, as in
+    {two: {use: arithmetic, terms: 2}, three: {use: arithmetic, terms: 3}}."""
 
 
 class ToolUse(Section):

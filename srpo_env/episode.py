@@ -180,7 +180,8 @@ class Episode:
         self._started = ended
         if self.done:
             score = await self._score(answer, event)
-            event.__dict__.update(reward=score.value, score_reason=score.reason)  # the one time that a record changes
+            scored = {"reward": score.value, "score_reason": score.reason, "measures": score.measures}
+            event.__dict__.update(scored)  # the one time that a record changes
         self.events.append(event)
         return event
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict
 
 from srpo_env.config import Recipe
+from srpo_env.jobs import Job
 from srpo_env.records import Event
+from srpo_env.report import write_report
+from srpo_env.runs import Run, write_whole
+from srpo_env.tables import aligned, markdown
+
+Interval = tuple[float, float]
 
 
 class SetResult(BaseModel):
@@ -17,10 +25,13 @@ class SetResult(BaseModel):
 
     Attributes:
         tasks: Tasks tried.
-        samples: Episodes of each task.
+        samples: k, episodes of each task.
         accuracy: Mean score of the scored episodes (Avg@k: the mean over tasks of their mean).
         interval: 95% interval of the accuracy: Wilson's for one right-or-wrong episode per task, else a bootstrap over
             tasks.
+        best: Mean over tasks of their best score (Pass@k where scores are right or wrong); None for k = 1.
+        best_interval: Its 95% interval.
+        measures: What else the reward measures, such as f1: means over tasks of their mean.
         unscored: Episodes that could not be scored (no reference answer, or the policy failed); they are in no mean.
         truncated: Episodes that were cut off.
         output_tokens: Sampled tokens.
@@ -33,7 +44,10 @@ class SetResult(BaseModel):
     tasks: int
     samples: int
     accuracy: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
+    best: float | None = None
+    best_interval: Interval | None = None
+    measures: dict[str, float] = {}
     unscored: int = 0
     truncated: int = 0
     output_tokens: int = 0
@@ -42,13 +56,18 @@ class SetResult(BaseModel):
     tool_seconds: float = 0.0
 
     def __str__(self) -> str:
-        if self.accuracy is None or self.interval is None:
-            return "not scored"
-        return f"{self.accuracy:.3f} [{self.interval[0]:.3f}, {self.interval[1]:.3f}]"
+        return "not scored" if self.interval is None else f"{self.accuracy:.3f} {_shown(self.interval)}"
 
 
 class EvalResult(BaseModel):
-    """What an evaluation found: the recipe's team, and the baseline workflow where the recipe names one."""
+    """What an evaluation found: the recipe's team, and the baseline workflow where the recipe names one.
+
+    Attributes:
+        sets: The team's figures by task set.
+        macro: Means over the sets, each counting once.
+        baseline: As `macro`, of the baseline workflow.
+        baseline_sets: As `sets`, of the baseline workflow.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -56,6 +75,48 @@ class EvalResult(BaseModel):
     sets: dict[str, SetResult]
     macro: SetResult
     baseline: SetResult | None = None
+    baseline_sets: dict[str, SetResult] = {}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The figures as a table: a head, a row for each set and one for their mean; the baseline's behind the team's.
+
+        A column that is the same as another, or empty, is left out.
+        """
+        figures = [*_named("", self.sets, self.macro), *_named("baseline: ", self.baseline_sets, self.baseline)]
+        measures = list(dict.fromkeys(name for _, found in figures for name in found.measures))
+        columns: dict[str, Callable[[SetResult], str]] = {
+            "tasks": lambda found: str(found.tasks),
+            "samples": lambda found: str(found.samples),
+            "accuracy": lambda found: _number(found.accuracy),
+            "95% interval": lambda found: _shown(found.interval),
+        }
+        if any(found.best_interval for _, found in figures):
+            columns["best of samples"] = lambda found: _number(found.best)
+            columns["its interval"] = lambda found: _shown(found.best_interval)
+        columns |= {name: partial(_measure, name) for name in measures}
+        columns["output tokens"] = lambda found: f"{found.output_tokens:,}"
+        if any(found.tool_calls for _, found in figures):
+            columns["tool calls"] = lambda found: f"{found.tool_calls:,}"
+        columns["unscored"] = lambda found: str(found.unscored)
+        return [("set", *columns), *((name, *(of(found) for of in columns.values())) for name, found in figures)]
+
+
+def _named(prefix: str, sets: Mapping[str, SetResult], whole: SetResult | None) -> list[tuple[str, SetResult]]:
+    """The rows of a workflow: its sets and their mean, which one set alone does not need."""
+    rows = [(prefix + name, found) for name, found in sets.items()]
+    return rows if whole is None or len(sets) == 1 else [*rows, (prefix + "macro", whole)]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _shown(interval: Interval | None) -> str:
+    return "-" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _measure(name: str, found: SetResult) -> str:
+    return _number(found.measures.get(name))
 
 
 def result_of(episodes: Iterable[Sequence[Event]]) -> SetResult:
@@ -65,21 +126,23 @@ def result_of(episodes: Iterable[Sequence[Event]]) -> SetResult:
         episodes: The events of each episode; episodes of one task share `Event.task`.
     """
     episodes = [each for each in episodes if each]
-    scores: dict[str, list[float]] = {}
-    samples = Counter(events[-1].task for events in episodes)
-    for events in episodes:
-        if events[-1].reward is not None:
-            scores.setdefault(events[-1].task, []).append(events[-1].reward)
-    means = [sum(found) / len(found) for found in scores.values()]
+    ends = [events[-1] for events in episodes]
+    scored = [end for end in ends if end.reward is not None]
+    scores = by_task((end.task, end.reward) for end in scored if end.reward is not None)
+    samples = Counter(end.task for end in ends)
+    best = [[max(found)] for found in scores.values()] if max(samples.values(), default=0) > 1 else []
     members = [member for events in episodes for event in events for member in event.members]
     calls = [call for member in members for call in member.tool_calls]
     return SetResult(
         tasks=len(samples),
         samples=max(samples.values(), default=0),
-        accuracy=math.fsum(means) / len(means) if means else None,
-        interval=interval_of(list(scores.values())) if means else None,
-        unscored=sum(events[-1].reward is None for events in episodes),
-        truncated=sum(events[-1].truncated for events in episodes),
+        accuracy=mean_of_means(scores.values()),
+        interval=interval_of(list(scores.values())) if scores else None,
+        best=mean_of_means(best),
+        best_interval=interval_of(best) if best else None,
+        measures=_measures(scored),
+        unscored=len(ends) - len(scored),
+        truncated=sum(end.truncated for end in ends),
         output_tokens=sum(len(member.output.output_ids or ()) for member in members),
         tool_calls=len(calls),
         model_seconds=math.fsum(member.output.seconds for member in members),
@@ -87,16 +150,35 @@ def result_of(episodes: Iterable[Sequence[Event]]) -> SetResult:
     )
 
 
+def _measures(ends: Sequence[Event]) -> dict[str, float]:
+    """Means over tasks of their mean measures; an episode without a measure is not in its mean."""
+    names = dict.fromkeys(name for end in ends for name in end.measures)
+    found = {name: by_task((end.task, end.measures[name]) for end in ends if name in end.measures) for name in names}
+    return {name: mean_of_means(values.values()) or 0.0 for name, values in found.items()}
+
+
+def by_task(scores: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    """Returns the scores of each task."""
+    found: dict[str, list[float]] = {}
+    for task, score in scores:
+        found.setdefault(task, []).append(score)
+    return found
+
+
+def mean_of_means(scores: Iterable[Sequence[float]]) -> float | None:
+    """Returns the mean over tasks of their mean; None where there is none."""
+    means = [math.fsum(found) / len(found) for found in scores]
+    return math.fsum(means) / len(means) if means else None
+
+
 def scores_by_task(episodes: Iterable[Sequence[Event]]) -> dict[str, float]:
     """Returns the mean score of each task that has a scored episode."""
-    scores: dict[str, list[float]] = {}
-    for events in episodes:
-        if events[-1].reward is not None:
-            scores.setdefault(events[-1].task, []).append(events[-1].reward)
+    ends = (events[-1] for events in episodes)
+    scores = by_task((end.task, end.reward) for end in ends if end.reward is not None)
     return {task: math.fsum(found) / len(found) for task, found in scores.items()}
 
 
-def interval_of(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
+def interval_of(scores: Sequence[Sequence[float]]) -> Interval:
     """95% interval of the mean over tasks of their mean score.
 
     Args:
@@ -144,57 +226,83 @@ def evaluate(
     Raises:
         InvalidInput: The recipe or an override breaks a rule.
     """
-    from srpo_env.jobs import Job
-    from srpo_env.report import write_report
-    from srpo_env.runs import Run
-
     say = say or (lambda line: None)
     job = Job.prepare(target, overrides, name_suffix="-eval", last_checkpoint=True)
     count = samples or job.recipe.eval.samples
     with Run.create(job.recipe, job.name) as run:
         say(f"{job.name}: {len(job.held_out)} tasks, {count} samples each; run {run.folder}")
         team, baseline = job.try_held_out(run, update=0, samples=count)
+        sets, baseline_sets = by_set(job, team), by_set(job, baseline or [])
         result = EvalResult(
             run=str(run.folder),
-            sets={name: result_of(episodes) for name, episodes in job.by_set(team).items()},
-            macro=macro([result_of(episodes) for episodes in job.by_set(team).values()]),
-            baseline=None if baseline is None else result_of(baseline),
+            sets=sets,
+            macro=macro(sets),
+            baseline=None if baseline is None else macro(baseline_sets),
+            baseline_sets=baseline_sets,
         )
-        for name, found in result.sets.items():
-            run.record("eval", 0, workflow="team", set=name, **found.model_dump())
-            say(
-                f"{name}: team {found}, {found.tasks} tasks, {found.output_tokens} output tokens, {found.unscored} "
-                "unscored"
-            )
-        if result.baseline is not None:
-            run.record("eval", 0, workflow="baseline", **result.baseline.model_dump())
-            say(f"baseline {job.recipe.eval.baseline}: {result.baseline}")
+        record(run, 0, "team", sets)
+        if baseline is not None:
+            record(run, 0, "baseline", baseline_sets)
+        write_whole(run.folder / "evaluation.json", result.model_dump_json(indent=2))
+        write_whole(run.folder / "evaluation.md", markdown(result.rows()))
+        for line in aligned(result.rows()):
+            say(line)
     write_report(run.folder)
     return result
 
 
-def macro(results: Sequence[SetResult]) -> SetResult:
-    """Returns the mean over task sets, each counting once; its interval treats the sets as fixed.
+def by_set(job: Job, episodes: Sequence[list[Event]]) -> dict[str, SetResult]:
+    """Returns the figures of held-out episodes by task set."""
+    return {name: result_of(found) for name, found in job.by_set(episodes).items()}
 
-    half width = sqrt(sum of squared half widths) / number of sets
+
+def record(run: Run, update: int, workflow: str, sets: Mapping[str, SetResult]) -> None:
+    """Writes a workflow's figures to metrics.jsonl: those of each set where there are several, then their mean."""
+    if len(sets) > 1:
+        for name, found in sets.items():
+            run.record("eval", update, workflow=workflow, set=name, **found.model_dump())
+    run.record("eval", update, workflow=workflow, sets=list(sets), **macro(sets).model_dump())
+
+
+def macro(results: Mapping[str, SetResult]) -> SetResult:
+    """Returns the means over task sets, each counting once; costs are added up.
+
+    Args:
+        results: By set. A set without a figure is not in its mean.
     """
-    scored = [
-        (each.accuracy, each.interval) for each in results if each.accuracy is not None and each.interval is not None
-    ]
-    accuracy = math.fsum(value for value, _ in scored) / len(scored) if scored else None
-    interval = None
-    if accuracy is not None:
-        half = math.sqrt(math.fsum(((high - low) / 2) ** 2 for _, (low, high) in scored)) / len(scored)
-        interval = scored[0][1] if len(scored) == 1 else (accuracy - half, accuracy + half)
+    found = list(results.values())
+    accuracy, interval = mean_over_sets([(each.accuracy, each.interval) for each in found])
+    best, best_interval = mean_over_sets([(each.best, each.best_interval) for each in found])
+    names = dict.fromkeys(name for each in found for name in each.measures)
+    measures = {name: statistics.fmean(m.measures[name] for m in found if name in m.measures) for name in names}
     return SetResult(
-        tasks=sum(each.tasks for each in results),
-        samples=max((each.samples for each in results), default=0),
+        tasks=sum(each.tasks for each in found),
+        samples=max((each.samples for each in found), default=0),
         accuracy=accuracy,
         interval=interval,
-        unscored=sum(each.unscored for each in results),
-        truncated=sum(each.truncated for each in results),
-        output_tokens=sum(each.output_tokens for each in results),
-        tool_calls=sum(each.tool_calls for each in results),
-        model_seconds=math.fsum(each.model_seconds for each in results),
-        tool_seconds=math.fsum(each.tool_seconds for each in results),
+        best=best,
+        best_interval=best_interval,
+        measures=measures,
+        unscored=sum(each.unscored for each in found),
+        truncated=sum(each.truncated for each in found),
+        output_tokens=sum(each.output_tokens for each in found),
+        tool_calls=sum(each.tool_calls for each in found),
+        model_seconds=math.fsum(each.model_seconds for each in found),
+        tool_seconds=math.fsum(each.tool_seconds for each in found),
     )
+
+
+def mean_over_sets(figures: Iterable[tuple[float | None, Interval | None]]) -> tuple[float | None, Interval | None]:
+    """Returns the mean of the sets' figures, and its 95% interval, which treats the sets as fixed.
+
+        low = mean - sqrt(sum of (figure - its low)^2) / number of sets, and high in the same way
+
+    The bounds recover the variance of each figure on their own side (MOVER; Zou and Donner, 2008).
+    """
+    known = [(value, interval) for value, interval in figures if value is not None and interval is not None]
+    if len(known) <= 1:
+        return known[0] if known else (None, None)
+    mean = math.fsum(value for value, _ in known) / len(known)
+    below = math.hypot(*(value - low for value, (low, _) in known)) / len(known)
+    above = math.hypot(*(high - value for value, (_, high) in known)) / len(known)
+    return mean, (mean - below, mean + above)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from srpo_env.records import Event
 from srpo_env.registry import load
 from srpo_env.rollouts import Plan, run_episodes, starts
 from srpo_env.runs import Run, checkpoints
-from srpo_env.tasks import Task, TaskSet, load_tasks
+from srpo_env.tasks import Task, TaskSet, join, load_tasks
 from srpo_env.toolcalls import Tools
 from srpo_env.toolset import load_tools
 
@@ -78,7 +78,7 @@ class Job:
             graph=graph,
             baseline=baseline,
             tasks=tasks,
-            held_out=tasks if recipe.tasks.eval is None else _tasks(recipe.tasks.eval),
+            held_out=tasks if recipe.tasks.eval is None else _held_out(recipe.tasks.eval),
             policies={label: _policy(label, use, recipe) for label, use in recipe.policies.items()},
             learner=learner,
             tools=_tools(recipe, graph, baseline),
@@ -138,11 +138,15 @@ class Job:
     def servers(self) -> dict[str, list[str]]:
         """Returns the commands that start the servers of each policy that has some."""
         found = {}
-        for label, use in self.recipe.policies.items():
-            backend, settings = _backend(use, self.recipe)
+        for label in self.recipe.policies:
+            backend, settings = self.backend(label)
             if isinstance(backend, Served):
                 found[label] = backend.start_commands(label, settings)
         return found
+
+    def backend(self, label: str) -> tuple[Any, dict[str, Any]]:
+        """Returns the backend of a policy and the settings that it is made of."""
+        return _backend(self.recipe.policies[label], self.recipe)
 
     def rest(self) -> None:
         """Lets the policies that can give their memory to the learner."""
@@ -167,7 +171,7 @@ class Job:
         return team, baseline
 
     def by_set(self, episodes: Sequence[list[Event]]) -> dict[str, list[list[Event]]]:
-        """Sorts episodes by their task set."""
+        """Sorts held-out episodes by their task set."""
         sets = {task.id: task.set for task in self.held_out.tasks}
         found: dict[str, list[list[Event]]] = {}
         for events in episodes:
@@ -211,6 +215,18 @@ def _tasks(use: TasksUse) -> TaskSet:
         reward=use.reward,
         **(use.model_extra or {}),
     )
+
+
+def _held_out(uses: TasksUse | Mapping[str, TasksUse]) -> TaskSet:
+    if isinstance(uses, TasksUse):
+        return _tasks(uses)
+    for name, use in uses.items():
+        if not isinstance(use.use, str):
+            raise InvalidRecipe(
+                f"tasks.eval.{name}.use: {list(use.use)} under one name; give each set its own, as in "
+                f"tasks.eval.{use.use[0]}.use={use.use[0]}."
+            )
+    return join([replace(_tasks(use), name=name) for name, use in uses.items()])
 
 
 def _tools(recipe: Recipe, graph: Graph, baseline: Graph | None) -> Tools:

@@ -122,6 +122,39 @@ def load_model(name: str, dtype: Dtype = "float32", device: str = "auto") -> Loa
     return LoadedModel(model.to(where), tokenizer, _context_length(model.config, tokenizer), stop_ids, where)
 
 
+def outline(name: str, dtype: Dtype = "float32") -> PreTrainedModel:
+    """Returns a model without data: its shapes, from its config.json alone; nothing is fetched.
+
+    Args:
+        name: As for `resolve_model`.
+        dtype: Type of the weights.
+
+    Raises:
+        MissingModel: The config is not on this machine.
+        UnknownName: As for `resolve_model`.
+    """
+    import torch
+    from huggingface_hub import try_to_load_from_cache
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place = resolve_model(name)
+    if isinstance(place, Path) and is_adapter(place):
+        return outline(model_below(place), dtype)
+    if not isinstance(place, Path):
+        found = try_to_load_from_cache(place, "config.json")
+        if not isinstance(found, str):
+            raise MissingModel(
+                f"model {name!r}: its config.json is not on this machine; `hf download {name} config.json` brings it."
+            )
+        place = Path(found).parent
+    automatic: Any = AutoModelForCausalLM
+    with _loading(name):
+        config = AutoConfig.from_pretrained(place)
+    with torch.device("meta"):
+        model: PreTrainedModel = automatic.from_config(config, dtype=getattr(torch, dtype))
+    return model
+
+
 def load_shared(name: str, dtype: Dtype = "float32", device: str = "auto") -> LoadedModel:
     """Loads a model whose weights nobody will change: those who name the same one get the same one.
 

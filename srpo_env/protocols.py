@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from srpo_env.batch import EventBatch
+    from srpo_env.config import PolicyTraining
 
 
 class RequestKey(NamedTuple):
@@ -125,6 +126,42 @@ class Served(Protocol):
         Args:
             label: The policy's name in the recipe.
             settings: As for the backend's `from_config`.
+        """
+        ...
+
+
+@runtime_checkable
+class Caching(Protocol):
+    """A backend that keeps keys and values in this process."""
+
+    @classmethod
+    def cache_bytes(
+        cls, label: str, settings: Mapping[str, Any], prompt: Sequence[Message], max_tokens: int, rows: int
+    ) -> int:
+        """Returns the most bytes that it keeps of so many outputs at once; loads no weights.
+
+        Args:
+            label: The policy's name in the recipe.
+            settings: As for the backend's `from_config`.
+            prompt: One that is as long as most.
+            max_tokens: Longest output.
+            rows: Outputs that may be sampled at once.
+        """
+        ...
+
+
+@runtime_checkable
+class Estimating(Protocol):
+    """A trainer that says beforehand how much memory it takes."""
+
+    @classmethod
+    def memory(cls, settings: Any, model: PreTrainedModel, training: PolicyTraining) -> dict[str, int]:
+        """Returns the bytes of each part, beside the weights of a policy.
+
+        Args:
+            settings: As from its `settings`.
+            model: The policy's, without data (`srpo_env.models.outline`).
+            training: How the policy is trained.
         """
         ...
 

@@ -189,6 +189,7 @@ class Event(Record):
         state_before, state_after: Digests of the walk's state.
         reward: 0.0 before the last event; there the score, None for an unscorable answer.
         score_reason: Why the last event was scored so.
+        measures: Further figures of the answer by name, such as f1; in the last event of those whose reward has some.
         truncated_by: Reason of a truncation.
         started, ended: Seconds since the epoch.
     """
@@ -209,6 +210,7 @@ class Event(Record):
     state_after: str
     reward: float | None
     score_reason: Text | None = None
+    measures: dict[str, float] = Field(default_factory=dict)
     answer: Text | None = None
     terminated: bool
     truncated: bool

@@ -225,10 +225,11 @@ class _Comparison:
 
 
 def _comparisons(run: RunFacts) -> list[_Comparison]:
-    """The first and the last evaluation of each workflow, the single output's first."""
+    """The first and the last evaluation of each workflow, the single output's first; its sets are in a table."""
     found: dict[str, list[Evaluation]] = {}
+    whole = {each.workflow for each in run.evaluations if each.set is None}
     for each in run.evaluations:
-        if math.isfinite(each.accuracy):
+        if math.isfinite(each.accuracy) and (each.set is None or each.workflow not in whole):
             found.setdefault(each.label, []).append(each)
     ordered = sorted(found.items(), key=lambda item: item[1][0].workflow != "baseline")
     made = []

@@ -24,9 +24,10 @@ class Update:
 
 @dataclass
 class Evaluation:
-    """One evaluation of a workflow on one task set or all; `facts` are its other figures."""
+    """One evaluation of a workflow on one task set, or on all where `set` is None; `facts` are its other figures."""
 
     update: int
+    set: str | None
     label: str
     workflow: str
     accuracy: float
@@ -176,15 +177,20 @@ def _read_metrics(path: Path, notices: list[str]) -> tuple[dict[str, Any], list[
 def _evaluation(number: int, line: Mapping[str, Any]) -> Evaluation:
     workflow = str(line.get("workflow", "team"))
     label = {"team": "team", "baseline": "single output"}.get(workflow, workflow)
-    if line.get("set") is not None:
-        label += f" on {line['set']}"
+    task_set = None if line.get("set") is None else str(line["set"])
+    if task_set is not None:
+        label += f" on {task_set}"
+    elif len(sets := line.get("sets") or ()) > 1:
+        label += f", mean of {len(sets)} sets"
     interval: tuple[float, float] | None = None
     match line.get("interval"):
         case [low, high] if math.isfinite(number_of(low)) and math.isfinite(number_of(high)):
             interval = (float(low), float(high))
     known = {"kind", "update", "workflow", "accuracy", "interval", "set"}
-    facts = {key: value for key, value in line.items() if key not in known and not isinstance(value, dict | list)}
-    return Evaluation(number, label, workflow, number_of(line.get("accuracy")), interval, facts)
+    measures = line.get("measures")
+    figures = {**line, **(measures if isinstance(measures, dict) else {})}
+    facts = {key: value for key, value in figures.items() if key not in known and not isinstance(value, dict | list)}
+    return Evaluation(number, task_set, label, workflow, number_of(line.get("accuracy")), interval, facts)
 
 
 def number_of(value: Any) -> float:

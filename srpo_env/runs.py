@@ -3,8 +3,9 @@
 config.yaml      the resolved recipe
 run.json         recipe's name, when it started, versions
 events/          the event log
-metrics.jsonl    a line per update and per evaluation
+metrics.jsonl    a line per update and per evaluation, and per task set where it has several
 checkpoints/     000200/main/ is a transformers folder, or a peft one; best leads to the best one by the held-out figure
+evaluation.json  what `eval` found; evaluation.md is its table
 report.html
 """
 
@@ -151,7 +152,8 @@ def best_checkpoint(folder: Path) -> Path | None:
 
     The figure is the baseline workflow's where the recipe names one, whose line comes after the team's.
     """
-    figures = {line["update"]: line["accuracy"] for line in read_metrics(folder) if line["kind"] == "eval"}
+    evaluations = (line for line in read_metrics(folder) if line["kind"] == "eval" and line.get("set") is None)
+    figures = {line["update"]: line["accuracy"] for line in evaluations}
     tried = [path for path in checkpoints(folder) if figures.get(int(path.name)) is not None]
     return max(tried, key=lambda path: figures[int(path.name)], default=None)
 

@@ -107,7 +107,7 @@ def load_tasks(
             function with the signature of a registered one, a TaskSet, a list of Tasks, or a list of any of these,
             which are joined.
         split: `train`, `test` or another one that the set has; a file has one split, whatever it is called.
-        limit: Keeps the first tasks.
+        limit: Keeps the first tasks, of each set where there are several.
         columns: For a file: its names for `id`, `problem`, `answer`, as {"question": "problem"}.
         reward: Replaces the set's own: a function or `module:attr`.
         settings: Settings of a registered set, such as the difficulty of `arithmetic`.
@@ -125,7 +125,8 @@ def load_tasks(
     elif not isinstance(use, list | tuple) or any(isinstance(item, Task) for item in use):
         found = TaskSet("tasks", _only_tasks(use))
     else:
-        found = join([load_tasks(item, split=split, columns=columns, **settings) for item in use])
+        found = join([load_tasks(item, split=split, limit=limit, columns=columns, **settings) for item in use])
+        limit = None
     if not len(found):
         raise InvalidTask(f"task set {found.name!r} has no tasks in split {split!r}; at least one is needed.")
     if chosen is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from srpo_env.config import Recipe
 from srpo_env.errors import PolicyError
-from srpo_env.evaluation import SetResult, interval_of, result_of, scores_by_task
+from srpo_env.evaluation import SetResult, by_set, interval_of, macro, mean_over_sets, record, result_of, scores_by_task
 from srpo_env.eventlog import read_events
 from srpo_env.jobs import Job
 from srpo_env.protocols import Trainer
@@ -192,12 +192,22 @@ def _require_one_sampled(episodes: Sequence[Sequence[Event]], update: int) -> No
 
 @dataclass(frozen=True)
 class Trial:
-    """One evaluation: the team's figures, the baseline workflow's, and the scores of each task behind them."""
+    """One evaluation: figures of the team and of the baseline workflow by task set, and the scores behind them."""
 
-    team: SetResult
-    baseline: SetResult | None
-    scores: dict[str, float]
-    """Mean score of each scored task: of the baseline workflow where there is one, else of the team."""
+    team_sets: dict[str, SetResult]
+    baseline_sets: dict[str, SetResult] | None
+    scores: dict[str, dict[str, float]]
+    """By set, the mean score of each scored task: of the baseline workflow where there is one, else of the team."""
+
+    @property
+    def team(self) -> SetResult:
+        """The team's mean over the sets."""
+        return macro(self.team_sets)
+
+    @property
+    def baseline(self) -> SetResult | None:
+        """The baseline workflow's mean over the sets, if there is one."""
+        return None if self.baseline_sets is None else macro(self.baseline_sets)
 
     @property
     def shown(self) -> SetResult:
@@ -207,9 +217,9 @@ class Trial:
 
 def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
     trial = _trial(job, *job.try_held_out(run, update=update, samples=job.recipe.eval.samples))
-    for name, found in (("team", trial.team), ("baseline", trial.baseline)):
-        if found is not None:
-            run.record("eval", update, workflow=name, **found.model_dump())
+    record(run, update, "team", trial.team_sets)
+    if trial.baseline_sets is not None:
+        record(run, update, "baseline", trial.baseline_sets)
     run.mark_best()
     team = f"team {trial.team}"
     shown = team if trial.baseline is None else f"one output {trial.baseline}, {team}"
@@ -228,16 +238,18 @@ def _first_trial(job: Job, run: Run) -> Trial:
 
 
 def _trial(job: Job, team: list[list[Event]], baseline: list[list[Event]] | None) -> Trial:
-    has_baseline = job.baseline is not None and baseline is not None
+    shown = team if job.baseline is None or baseline is None else baseline
     return Trial(
-        team=result_of(team),
-        baseline=result_of(baseline or []) if has_baseline else None,
-        scores=scores_by_task(baseline or [] if has_baseline else team),
+        team_sets=by_set(job, team),
+        baseline_sets=None if shown is team else by_set(job, shown),
+        scores={name: scores_by_task(found) for name, found in job.by_set(shown).items()},
     )
 
 
 def _result(job: Job, run: Run, before: Trial, after: Trial, checkpoint: Path, seconds: float) -> TrainResult:
-    differences = [after.scores[task] - score for task, score in before.scores.items() if task in after.scores]
+    gain, gain_interval = mean_over_sets(
+        _gain(scores, after.scores.get(name, {})) for name, scores in before.scores.items()
+    )
     return TrainResult(
         run=str(run.folder),
         seconds=round(seconds, 3),
@@ -251,11 +263,19 @@ def _result(job: Job, run: Run, before: Trial, after: Trial, checkpoint: Path, s
         team_accuracy_after=after.team.accuracy,
         team_interval_before=before.team.interval,
         team_interval_after=after.team.interval,
-        gain=math.fsum(differences) / len(differences) if differences else None,
-        gain_interval=interval_of([[each] for each in differences]) if differences else None,
+        gain=gain,
+        gain_interval=gain_interval,
         checkpoint=str(checkpoint),
         report=str(run.folder / "report.html"),
     )
+
+
+def _gain(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float | None, tuple[float, float] | None]:
+    """Mean difference of the tasks' scores, and its interval; None where no task was scored both times."""
+    differences = [after[task] - score for task, score in before.items() if task in after]
+    if not differences:
+        return None, None
+    return math.fsum(differences) / len(differences), interval_of([[each] for each in differences])
 
 
 def _sum_up(result: TrainResult, job: Job, say: Say) -> None:

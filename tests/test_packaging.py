@@ -94,6 +94,7 @@ def test_every_pin_lies_in_its_range_and_nothing_we_ask_for_is_unpinned() -> Non
         *extras["test"],
         *extras["smollm2"],
         *extras["accelerate"],
+        *extras["datasets"],
         *extras["lora"],
     ]
     for requirement in map(Requirement, asked):

@@ -380,6 +380,16 @@ def test_an_evaluation_alone_shows_its_accuracy_for_each_set(tmp_path: Path) -> 
     assert "measured 0.700" in text
 
 
+def test_an_evaluation_of_several_sets_shows_their_mean_and_a_table_with_measures(tmp_path: Path) -> None:
+    sets = [evaluation(0, "team", 0.5, set="nq", measures={"f1": 0.625}), evaluation(0, "team", 0.7, set="popqa")]
+    write_metrics(tmp_path, [*sets, evaluation(0, "team", 0.6, sets=["nq", "popqa"], measures={"f1": 0.625})])
+    page = page_of(tmp_path)[1]
+    text = " ".join(page.text.split())
+    assert "Team, mean of 2 sets 1,024 tasks measured 0.600" in text
+    assert "team on nq 0 0.500 0.470 to 0.530 1,024 0.625" in text
+    assert "measured 0.500" not in text
+
+
 @pytest.mark.parametrize("updates", [1, 2, 60])
 @pytest.mark.parametrize("value", [None, math.nan, 0.0, -3.0, 1e308])
 def test_odd_metrics_break_nothing(updates: int, value: float | None, tmp_path: Path) -> None:

@@ -12,6 +12,12 @@ from srpo_env.tools.math_verification import math_verify
 from srpo_env.tools.named_sets import NamedSet
 
 _MAA = "problems (c) MAA, none stated"
+_DAPO_FORM = re.compile(
+    r"\ASolve the following math problem step by step\. The last line [^\n]*\n+(.*?)\n+"
+    r"Remember to put your answer [^\n]*\Z",
+    re.DOTALL,
+)
+"""Asks for a last line `Answer: ...`, where our workflows ask for a box."""
 _CODE_FORM = re.compile(r"\d\.?(?:\d*e[-+]?\d+)?/\d|\d*\.?\d*e[-+]?\d+|np\.", re.IGNORECASE)
 
 
@@ -41,10 +47,11 @@ def _olympiadbench(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dapo(row: dict[str, Any]) -> dict[str, Any]:
-    """On the hub the problem is a chat, and the answer the ground truth of a reward model."""
+    """On the hub the problem is a chat, between instructions, and the answer the ground truth of a reward model."""
     if "reward_model" not in row:
         return row
     problem, answer = row["prompt"][0]["content"], row["reward_model"]["ground_truth"]
+    problem = _DAPO_FORM.sub(r"\1", problem)
     return {"id": str(row["extra_info"]["index"]), "problem": problem, "answer": answer, "source": row["data_source"]}
 
 
@@ -57,6 +64,7 @@ def _set(
     splits: Mapping[str, str] | None = None,
     columns: Mapping[str, str] | None = None,
     fix: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    repeats: bool = False,
 ) -> NamedSet:
     return NamedSet(
         name,
@@ -68,6 +76,7 @@ def _set(
         math_verify,
         columns={"question": "problem"} | dict(columns or {}),
         fix=fix,
+        repeats=repeats,
         check=unscorable,
     )
 
@@ -98,4 +107,5 @@ dapo_math = _set(
     files={"train": ("dapo_math.jsonl",)},
     splits={"train": "train"},
     fix=_dapo,
+    repeats=True,
 )

@@ -34,6 +34,7 @@ class NamedSet:
         reward: Scores an answer.
         columns: What the hub or the file calls `id`, `problem` and `answer`, where it does not call them so.
         fix: Makes a row of the hub or the file fit.
+        repeats: Whether the hub's rows come several times; the first with a problem counts.
         check: Why a task can't be scored, or None; such tasks are reported when the set is loaded.
     """
 
@@ -46,6 +47,7 @@ class NamedSet:
     reward: Reward
     columns: Mapping[str, str] = field(default_factory=dict)
     fix: Callable[[Row], Row] = dict
+    repeats: bool = False
     check: Callable[[Task], str | None] = lambda task: None
 
     @property
@@ -96,8 +98,13 @@ class NamedSet:
     def _rows(self, source: str, split: str) -> list[tuple[str, Row]]:
         """The rows of a split; none where a file holds other splits alone."""
         name = self.splits[split]
-        found = read_rows(source, name)
-        return [(place, self.fix(row)) for place, row in found if row.get("split", name) == name]
+        rows = ((place, self.fix(row)) for place, row in read_rows(source, name) if row.get("split", name) == name)
+        if not self.repeats:
+            return list(rows)
+        first: dict[Any, tuple[str, Row]] = {}
+        for place, row in rows:
+            first.setdefault(row.get("problem"), (place, row))
+        return list(first.values())
 
     def _of(self, rows: list[tuple[str, Row]], source: str) -> TaskSet:
         return tasks_of(rows, self.name, columns=self.columns, reward=self.reward, source=source)

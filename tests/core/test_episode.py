@@ -61,6 +61,16 @@ def test_an_unscorable_task_gives_no_reward_and_the_reason(started: Started, adv
     assert (event.reward, event.score_reason) == (None, "no reference answer")
 
 
+def test_what_the_reward_measures_is_in_the_last_event(started: Started, advance: Advance) -> None:
+    def reward(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+        return Score(value=0.0, reason="wrong", measures={"f1": 0.5})
+
+    episode = started("solver_verifier", reward=reward)
+    advance(episode, r"\boxed{5}")
+    advance(episode, "<verdict>approve</verdict>")
+    assert [event.measures for event in episode.events] == [{}, {"f1": 0.5}]
+
+
 def test_a_reward_may_take_its_time_without_holding_up_the_loop(started: Started) -> None:
     other = asyncio.Event()
 

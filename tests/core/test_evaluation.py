@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from srpo_env.evaluation import SetResult, interval_of, macro, result_of, scores_by_task
+from srpo_env.evaluation import EvalResult, SetResult, interval_of, macro, result_of, scores_by_task
 from srpo_env.records import Event, ToolCall
 
 Make = Callable[..., Any]
@@ -87,25 +87,98 @@ def result(accuracy: float | None, half: float = 0.1, **values: Any) -> SetResul
     return SetResult(**({"tasks": 4, "samples": 1} | values), accuracy=accuracy, interval=interval)
 
 
+def macro_of(*results: SetResult) -> SetResult:
+    return macro({f"set {number}": each for number, each in enumerate(results)})
+
+
 def test_the_macro_mean_counts_each_set_once() -> None:
-    found = macro([result(0.2, half=0.03, tasks=1000), result(0.8, half=0.04, tasks=10)])
+    found = macro_of(result(0.2, half=0.03, tasks=1000), result(0.8, half=0.04, tasks=10))
     assert found.accuracy == pytest.approx(0.5)
     assert found.interval == pytest.approx((0.475, 0.525))  # sqrt(0.03^2 + 0.04^2) / 2 = 0.025
     assert found.tasks == 1010
 
 
-def test_the_macro_of_one_set_has_its_interval() -> None:
-    assert macro([SetResult(tasks=1, samples=1, accuracy=0.1, interval=(0.0, 0.5))]).interval == (0.0, 0.5)
+def test_the_macro_interval_keeps_each_side_of_lopsided_ones() -> None:
+    sets = [SetResult(tasks=9, samples=1, accuracy=0.0, interval=(0.0, high)) for high in (0.3, 0.4)]
+    assert macro_of(*sets).interval == pytest.approx((0.0, 0.25))  # sqrt(0.3^2 + 0.4^2) / 2
+
+
+def test_the_macro_of_one_set_has_its_figures() -> None:
+    one = SetResult(tasks=1, samples=1, accuracy=0.1, interval=(0.0, 0.5), measures={"f1": 0.2}, output_tokens=7)
+    assert macro({"a": one}) == one
 
 
 def test_a_set_that_was_not_scored_is_in_no_macro_mean() -> None:
-    assert macro([result(0.25), result(None, unscored=4)]).accuracy == 0.25
+    assert macro_of(result(0.25), result(None, unscored=4)).accuracy == 0.25
 
 
 def test_the_macro_adds_costs_up() -> None:
-    found = macro([result(0.1, output_tokens=3, model_seconds=0.5), result(0.1, output_tokens=4, unscored=2)])
+    found = macro_of(result(0.1, output_tokens=3, model_seconds=0.5), result(0.1, output_tokens=4, unscored=2))
     assert (found.output_tokens, found.model_seconds, found.unscored) == (7, 0.5, 2)
 
 
 def test_a_result_reads_as_accuracy_and_interval() -> None:
     assert str(result(0.5)) == "0.500 [0.400, 0.600]"
+
+
+# Measures and the best of several samples.
+
+
+def test_a_measure_is_the_mean_over_tasks_of_its_mean(episode: Make) -> None:
+    found = result_of(
+        [
+            episode("a", 1.0, measures={"f1": 1.0}),
+            episode("a", 0.0, measures={"f1": 0.5}),
+            episode("b", 0.0, measures={"f1": 0.25}),
+        ]
+    )
+    assert found.measures == {"f1": 0.5}  # (0.75 + 0.25) / 2
+
+
+def test_an_episode_without_a_measure_or_a_score_is_not_in_its_mean(episode: Make) -> None:
+    episodes = [episode("a", 1.0, measures={"f1": 0.5}), episode("a", 1.0), episode("b", None, measures={"f1": 0.0})]
+    assert result_of(episodes).measures == {"f1": 0.5}
+
+
+def test_the_macro_mean_of_a_measure_is_over_the_sets_that_have_it() -> None:
+    found = macro_of(result(0.1, measures={"f1": 0.2}), result(0.1, measures={"f1": 0.4}), result(0.1))
+    assert found.measures == {"f1": pytest.approx(0.3)}
+
+
+def test_the_best_of_several_samples_is_a_mean_over_tasks_with_wilsons_interval(episode: Make) -> None:
+    episodes = [episode("a", 1.0), episode("a", 0.0), episode("b", 0.0), episode("b", 0.0)]
+    found = result_of(episodes)
+    assert (found.accuracy, found.best) == (0.25, 0.5)
+    assert found.best_interval == interval_of([[1.0], [0.0]])
+
+
+def test_one_sample_has_no_best(episode: Make) -> None:
+    assert result_of([episode("a", 1.0)]).best is None
+
+
+# The table.
+
+
+def table(*sets: tuple[str, SetResult]) -> list[dict[str, str]]:
+    head, *rows = EvalResult(sets=dict(sets), macro=macro(dict(sets))).rows()
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_the_table_has_a_row_for_each_set_and_one_for_their_mean() -> None:
+    rows = table(("nq", result(0.2, measures={"f1": 0.3})), ("popqa", result(0.4)))
+    assert [(row["set"], row["accuracy"], row["95% interval"], row["f1"]) for row in rows] == [
+        ("nq", "0.200", "[0.100, 0.300]", "0.300"),
+        ("popqa", "0.400", "[0.300, 0.500]", "-"),
+        ("macro", "0.300", "[0.229, 0.371]", "0.300"),  # half width sqrt(2 * 0.1^2) / 2
+    ]
+
+
+def test_the_table_of_one_set_has_one_row_and_no_empty_column() -> None:
+    (row,) = table(("nq", result(0.2)))
+    assert list(row) == ["set", "tasks", "samples", "accuracy", "95% interval", "output tokens", "unscored"]
+
+
+def test_the_baselines_rows_follow_the_teams() -> None:
+    one, two = result(0.2), result(0.4)
+    found = EvalResult(sets={"a": one}, macro=one, baseline=two, baseline_sets={"a": two})
+    assert [row[0] for row in found.rows()] == ["set", "a", "baseline: a"]

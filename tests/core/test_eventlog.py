@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ EVENT = st.builds(
     state_after=st.just(""),
     reward=st.none() | FLOAT,
     score_reason=st.none() | TEXT,
+    measures=st.dictionaries(TEXT, FLOAT, max_size=2),
     answer=st.none() | TEXT,
     terminated=st.booleans(),
     truncated=st.booleans(),
@@ -119,6 +121,14 @@ def test_what_is_read_equals_what_was_logged(tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("run")
     write(folder, *events)
     assert EventLog(folder).events == events
+
+
+def test_a_log_from_before_measures_opens(tmp_path: Path, event: Make) -> None:
+    made = event()
+    path = write(tmp_path, made)
+    body = json.dumps({key: value for key, value in json.loads(made.model_dump_json()).items() if key != "measures"})
+    path.write_bytes(b'{"crc32":"%08x",' % zlib.crc32(body.encode()) + body.encode()[1:] + b"\n")
+    assert EventLog(tmp_path).events == [made]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -110,6 +110,30 @@ def test_episodes_are_sorted_by_their_set_even_where_ids_are_the_same(job: Job, 
     assert {name: len(episodes) for name, episodes in by_set.items()} == {"a": 2, "b": 2}
 
 
+def test_held_out_sets_may_have_names_and_settings_of_their_own() -> None:
+    sets = {
+        "easy": {"use": "arithmetic", "split": "test", "low": 1, "high": 9, "size": 3},
+        "hard": {"use": "arithmetic", "split": "test", "size": 8, "limit": 2},
+    }
+    mine = Job.prepare(recipe_of(tasks={"train": {"use": "arithmetic"}, "eval": sets}))
+    assert Counter(task.set for task in mine.held_out.tasks) == {"easy": 3, "hard": 2}
+
+
+def test_a_limit_is_that_of_each_set(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        rows = [f'{{"id": "{name}{i}", "problem": "2+2=", "answer": "4"}}' for i in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    use = {"use": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "limit": 2}
+    mine = Job.prepare(recipe_of(tasks={"train": use}))
+    assert [task.id for task in mine.tasks.tasks] == ["a0", "a1", "b0", "b1"]
+
+
+def test_several_sets_under_one_name_are_refused() -> None:
+    sets = {"both": {"use": ["a.jsonl", "b.jsonl"]}}
+    with pytest.raises(InvalidRecipe, match=r"tasks\.eval\.both\.use: .* give each set its own"):
+        Job.prepare(recipe_of(tasks={"train": {"use": "arithmetic"}, "eval": sets}))
+
+
 # What is wrong is found at once.
 
 

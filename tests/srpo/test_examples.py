@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,3 +90,32 @@ def test_by_hand_runs_and_is_short(capsys: pytest.CaptureFixture[str]) -> None:
     load_reference(f"{EXAMPLES / 'by_hand.py'}:main")()
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [f"batch {i}" for i in range(3)]
     assert len((EXAMPLES / "by_hand.py").read_text().splitlines()) <= 120
+
+
+class Generator(list[dict[str, str]]):
+    """Stands for a generator of reasoning-gym, whose verifier gives part of a point for being close."""
+
+    def score_answer(self, answer: str, entry: dict[str, str]) -> float:
+        return 1.0 if answer == entry["answer"] else 0.25
+
+
+def create(name: str, *, size: int, seed: int, digits: int = 1) -> Generator:
+    return Generator({"question": f"{name} {seed} {at}", "answer": str(10**digits + at)} for at in range(size))
+
+
+@pytest.fixture
+def reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=create))
+    return f"{EXAMPLES / 'reasoning_gym_tasks.py'}:tasks"
+
+
+def test_a_generator_of_reasoning_gym_is_a_task_set_with_its_own_verifier(reasoning_gym: str) -> None:
+    found = srpo_env.load_tasks(reasoning_gym, split="test", dataset="sums", size=2, settings={"digits": 3})
+    assert [(task.problem, task.answers) for task in found.tasks] == [("sums 1 0", ("1000",)), ("sums 1 1", ("1001",))]
+    answers = {r"So \boxed{1001}.": 1.0, "1001": 1.0, r"<think>1001</think> \boxed{7}": 0.25, None: 0.0}
+    assert {answer: asyncio.run(found.score(found.tasks[1], answer, ())).value for answer in answers} == answers
+
+
+def test_the_splits_of_a_generator_have_seeds_of_their_own(reasoning_gym: str) -> None:
+    train_set, test_set = (srpo_env.load_tasks(reasoning_gym, split=split, size=1) for split in ("train", "test"))
+    assert [each.tasks[0].problem for each in (train_set, test_set)] == ["chain_sum 0 0", "chain_sum 1 0"]

@@ -121,6 +121,17 @@ def test_a_list_of_olympiadbench_is_no_grouped_number(folder: Path) -> None:
     assert (task.answers, task.meta["error_tolerance"]) == (("108, 135",), "1e-1")
 
 
+def test_a_problem_of_dapo_counts_once_and_without_the_form_that_it_asks_for(folder: Path) -> None:
+    asked = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is\n\n1+1?\n\nRemember to put "
+        'your answer on its own line after "Answer:".'
+    )
+    row = {"data_source": "math_dapo", "prompt": [{"content": asked}], "reward_model": {"ground_truth": "2"}}
+    write(folder / "math" / "dapo_math.jsonl", *(row | {"extra_info": {"index": each}} for each in ("x", "y")))
+    assert [(task.id, task.problem) for task in load_tasks("dapo_math").tasks] == [("x", "What is\n\n1+1?")]
+
+
 def test_a_chat_of_dapo_becomes_a_problem(folder: Path) -> None:
     row = {
         "data_source": "math_dapo",

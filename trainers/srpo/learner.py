@@ -114,6 +114,13 @@ class SRPOLearner:
         """Checks the `learner` section of a recipe; see `SRPOConfig`."""
         return SRPOConfig.checked(values)
 
+    @classmethod
+    def memory(cls, settings: SRPOConfig, model: PreTrainedModel, training: PolicyTraining) -> dict[str, int]:
+        """Says how much memory a policy's learning takes; see `srpo_env.trainers.srpo.memory`."""
+        from srpo_env.trainers.srpo.memory import learner_memory
+
+        return learner_memory(model, settings, training)
+
     def update(self, batch: EventBatch) -> dict[str, float]:
         """Learns from a batch: `mini_batches` x `epochs` optimiser steps.
 
