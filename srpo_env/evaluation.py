@@ -23,6 +23,7 @@ class SetResult(BaseModel):
             tasks.
         unscored: Episodes that could not be scored (no reference answer, or the policy failed); they are in no mean.
         truncated: Episodes that were cut off.
+        members: Members of an episode's sets, added up; the mean over episodes.
         output_tokens: Sampled tokens.
         tool_calls: Calls of tools.
         model_seconds, tool_seconds: Seconds of the outputs and the tool calls, added up.
@@ -36,6 +37,7 @@ class SetResult(BaseModel):
     interval: tuple[float, float] | None
     unscored: int = 0
     truncated: int = 0
+    members: float = 0.0
     output_tokens: int = 0
     tool_calls: int = 0
     model_seconds: float = 0.0
@@ -54,6 +56,8 @@ class EvalResult(BaseModel):
 
     run: str | None = None
     sets: dict[str, SetResult]
+    by: dict[str, SetResult] = {}
+    """Figures of the tasks of each value of `eval.by`, such as `difficulty 2`."""
     macro: SetResult
     baseline: SetResult | None = None
 
@@ -80,6 +84,7 @@ def result_of(episodes: Iterable[Sequence[Event]]) -> SetResult:
         interval=interval_of(list(scores.values())) if means else None,
         unscored=sum(events[-1].reward is None for events in episodes),
         truncated=sum(events[-1].truncated for events in episodes),
+        members=len(members) / len(episodes) if episodes else 0.0,
         output_tokens=sum(len(member.output.output_ids or ()) for member in members),
         tool_calls=len(calls),
         model_seconds=math.fsum(member.output.seconds for member in members),
@@ -157,14 +162,15 @@ def evaluate(
         result = EvalResult(
             run=str(run.folder),
             sets={name: result_of(episodes) for name, episodes in job.by_set(team).items()},
+            by={name: result_of(episodes) for name, episodes in job.by_key(team).items()},
             macro=macro([result_of(episodes) for episodes in job.by_set(team).values()]),
             baseline=None if baseline is None else result_of(baseline),
         )
-        for name, found in result.sets.items():
+        for name, found in (result.sets | result.by).items():
             run.record("eval", 0, workflow="team", set=name, **found.model_dump())
             say(
-                f"{name}: team {found}, {found.tasks} tasks, {found.output_tokens} output tokens, {found.unscored} "
-                "unscored"
+                f"{name}: team {found}, {found.tasks} tasks, {found.members:.2f} outputs an episode, "
+                f"{found.output_tokens} output tokens, {found.unscored} unscored"
             )
         if result.baseline is not None:
             run.record("eval", 0, workflow="baseline", **result.baseline.model_dump())
@@ -193,6 +199,7 @@ def macro(results: Sequence[SetResult]) -> SetResult:
         interval=interval,
         unscored=sum(each.unscored for each in results),
         truncated=sum(each.truncated for each in results),
+        members=math.fsum(each.members for each in results) / len(results) if results else 0.0,
         output_tokens=sum(each.output_tokens for each in results),
         tool_calls=sum(each.tool_calls for each in results),
         model_seconds=math.fsum(each.model_seconds for each in results),

@@ -163,6 +163,7 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
         "clipped": metrics.get("clip_fraction_off_policy", float("nan")),
         "no signal": metrics.get("groups_without_signal", float("nan")),
         "K": metrics.get("set_size_mean", float("nan")),
+        "routed": metrics.get("set_size_without_routers", float("nan")),
     }
     return "  ".join(f"{name} {value:.2f}" for name, value in shown.items() if value == value)
 
@@ -196,14 +197,18 @@ class Trial:
 
 
 def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
-    trial = _trial(job, *job.try_held_out(run, update=update, samples=job.recipe.eval.samples))
+    team, baseline = job.try_held_out(run, update=update, samples=job.recipe.eval.samples)
+    trial = _trial(job, team, baseline)
     for name, found in (("team", trial.team), ("baseline", trial.baseline)):
         if found is not None:
             run.record("eval", update, workflow=name, **found.model_dump())
     run.mark_best()
-    team = f"team {trial.team}"
-    shown = team if trial.baseline is None else f"one output {trial.baseline}, {team}"
+    shown = f"team {trial.team}" if trial.baseline is None else f"one output {trial.baseline}, team {trial.team}"
     say(f"held out ({trial.team.tasks} tasks) after {update} updates: {shown}")
+    for name, episodes in job.by_key(team).items():
+        part = result_of(episodes)
+        run.record("eval", update, workflow="team", set=name, **part.model_dump())
+        say(f"  {name} ({part.tasks} tasks): team {part}, {part.members:.2f} outputs an episode")
     return trial
 
 

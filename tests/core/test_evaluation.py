@@ -49,6 +49,15 @@ def test_costs_are_added_up_over_all_events(event: Make, member: Make) -> None:
     assert (found.model_seconds, found.tool_seconds) == (5.0, 1.0)
 
 
+def test_members_are_the_mean_over_episodes_of_all_their_sets(event: Make, member: Make) -> None:
+    """Sets of 1 and 5 in one episode, of 1 and 1 in the other: (6 + 2) / 2."""
+    episodes = [
+        [event(terminated=False, episode=name), event([member()] * size, episode=name, step=1)]
+        for name, size in (("a", 5), ("b", 1))
+    ]
+    assert result_of(episodes).members == 4.0
+
+
 def test_scores_of_a_task_are_averaged_and_unscored_ones_left_out(episode: Make) -> None:
     episodes = [episode("a", 1.0), episode("a", 0.0), episode("b", None), episode("c", 0.25), episode("c", None)]
     assert scores_by_task(episodes) == {"a": 0.5, "c": 0.25}
@@ -105,6 +114,10 @@ def test_a_set_that_was_not_scored_is_in_no_macro_mean() -> None:
 def test_the_macro_adds_costs_up() -> None:
     found = macro([result(0.1, output_tokens=3, model_seconds=0.5), result(0.1, output_tokens=4, unscored=2)])
     assert (found.output_tokens, found.model_seconds, found.unscored) == (7, 0.5, 2)
+
+
+def test_the_macro_takes_the_mean_of_members() -> None:
+    assert macro([result(0.1, members=2.0, tasks=100), result(None, members=5.0)]).members == 3.5
 
 
 def test_a_result_reads_as_accuracy_and_interval() -> None:

@@ -328,6 +328,15 @@ def test_the_baselines_figure_is_the_one_that_counts(recipe: Recipe) -> None:
         assert best_checkpoint(run.folder) == run.folder / "checkpoints" / "000002"
 
 
+def test_the_figure_of_a_part_of_the_tasks_does_not_count(recipe: Recipe) -> None:
+    with Run.create(recipe, "r") as run:
+        for update, (whole, part) in enumerate([(0.5, 0.1), (0.4, 0.9)], start=1):
+            run.checkpoint(update, weights())
+            tried(run, {update: whole})
+            run.record("eval", update, workflow="team", set="level 1", accuracy=part)
+        assert best_checkpoint(run.folder) == run.folder / "checkpoints" / "000001"
+
+
 def test_without_a_figure_none_is_best(recipe: Recipe) -> None:
     with Run.create(recipe, "r") as run:
         tried(run, {0: 0.9})  # before the first update there is no checkpoint
