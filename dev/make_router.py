@@ -1,7 +1,7 @@
 """Makes the weights that the recipe `router_tiny` starts from, out of those of `arithmetic_tiny`.
 
-First the policy imitates, on problems of the train split only, one who adds two and three numbers, and one who routes and
-knows nothing: whatever the sum, it says `all` three times in four. Then it grows sure of two numbers and unsure of
+First the policy imitates, on problems of the train split only, one who adds two and three numbers, and one who routes
+and knows nothing: whatever the sum, it says `all` three times in four. Then it grows sure of two numbers and unsure of
 three: it approaches its own distribution at a low and at a high temperature. Answers that it is unsure of hardly ever
 share a mistake, so a majority of four is right far more often than one.
 
@@ -27,7 +27,7 @@ ROUTES = ("one", "all", "all", "all")
 STEPS, LATER_STEPS, ROWS, RATE = 550, 100, 96, 2e-3
 SURE, UNSURE = 0.5, 2.35
 PATH = 2
-"""Answers begin with two characters before the last one, or the end."""
+"""Characters of an answer that what follows is learnt after, beside none."""
 
 
 def approach(model: PreTrainedModel, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
