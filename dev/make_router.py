@@ -27,7 +27,7 @@ ROUTES = ("one", "all", "all", "all")
 STEPS, LATER_STEPS, ROWS, RATE = 550, 100, 96, 2e-3
 SURE, UNSURE = 0.5, 2.35
 PATH = 2
-"""Characters of an answer that what follows is learnt after, beside none."""
+"""Characters of an answer that are given: what follows each of them, and the prompt, is approached."""
 
 
 def approach(model: PreTrainedModel, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
