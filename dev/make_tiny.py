@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -115,6 +115,20 @@ def supervised_step(
     return loss.item()
 
 
+def imitate(
+    model: Qwen3ForCausalLM, rows_of_step: Callable[[], Sequence[tuple[list[int], list[int]]]], steps: int, lr: float
+) -> None:
+    """Trains on fresh rows each step, see `supervised_step`; the rate rises for 30 steps and falls to nothing."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, betas=(0.9, 0.99))
+    for step in range(steps):
+        rate = min(1.0, (step + 1) / 30) * (1.0 - step / steps)
+        for group in optimiser.param_groups:
+            group["lr"] = lr * rate
+        loss = supervised_step(model, optimiser, rows_of_step())
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1}/{steps}: loss {loss:.3f}", flush=True)
+
+
 def main() -> None:
     """Trains for `--steps` steps, the learning rate falling to nothing, and writes a transformers folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -135,18 +149,16 @@ def main() -> None:
     prompts = {
         problem: tokenizer.encode(f"{USER}{problem}{END}{ASSISTANT}", add_special_tokens=False) for problem in problems
     }
-    optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0, betas=(0.9, 0.99))
-    for step in range(args.steps):
-        rate = min(1.0, (step + 1) / 30) * (1.0 - step / args.steps)
-        for group in optimiser.param_groups:
-            group["lr"] = args.lr * rate
-        rows = []
-        for problem in draw.sample(problems, args.rows):
-            answer = demonstration(problem, draw, args.careless)
-            rows.append((prompts[problem], tokenizer.encode(answer + END, add_special_tokens=False)))
-        loss = supervised_step(model, optimiser, rows)
-        if (step + 1) % 100 == 0:
-            print(f"step {step + 1}/{args.steps}: loss {loss:.3f}", flush=True)
+
+    def rows() -> list[tuple[list[int], list[int]]]:
+        chosen = [
+            (problem, demonstration(problem, draw, args.careless)) for problem in draw.sample(problems, args.rows)
+        ]
+        return [
+            (prompts[problem], tokenizer.encode(answer + END, add_special_tokens=False)) for problem, answer in chosen
+        ]
+
+    imitate(model, rows, args.steps, args.lr)
     model.eval()
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 
 from srpo_env.arithmetic_families import FAMILIES, SUMS, Problem
 from srpo_env.errors import InvalidInput
@@ -17,7 +18,7 @@ def arithmetic(
     split: str = "train",
     seed: int = 0,
     size: int = 1024,
-    terms: int = 2,
+    terms: int | Sequence[int] = 2,
     low: int = 10,
     high: int = 99,
     operations: str = "+",
@@ -34,7 +35,7 @@ def arithmetic(
         split: `train` (80% of all problems) or `test`.
         seed: Decides which problems are drawn.
         size: Number of different tasks.
-        terms: Numbers in a sum.
+        terms: Numbers in a sum; those of a list, such as [2, 3], come in turn, so that each has an equal share.
         low, high: Range of each number, both included.
         operations: The signs to draw from, out of `+-*`.
         template: The problem's text; `{sum}` stands for the sum.
@@ -50,7 +51,8 @@ def arithmetic(
     _refuse_unknown(split, family, difficulty)
     if family == "sum" and difficulty is not None:
         terms, low, high, operations = SUMS[difficulty]
-    _refuse_wrong_numbers({"seed": seed, "size": size, "terms": terms, "low": low, "high": high})
+    counts = tuple(terms) if isinstance(terms, list | tuple) else (terms,)
+    _refuse_wrong_numbers({"seed": seed, "size": size, "low": low, "high": high}, counts)
     if not operations or set(operations) - set("+-*") or "{sum}" not in template:
         raise InvalidInput(
             f"task set 'arithmetic': operations {operations!r}, template {template!r}; operations are out of '+-*', "
@@ -58,18 +60,18 @@ def arithmetic(
         )
     draw = random.Random(f"arithmetic/{split}/{seed}")
 
-    def problem() -> Problem:
+    def problem(count: int) -> Problem:
         if family != "sum":
             return FAMILIES[family](draw, difficulty or 1)
         sum_ = str(draw.randint(low, high))
-        for _ in range(terms - 1):
+        for _ in range(count - 1):
             sum_ += draw.choice(operations) + str(draw.randint(low, high))
-        return Problem(sum_, template.replace("{sum}", sum_), _value(sum_), terms - 1)
+        return Problem(sum_, template.replace("{sum}", sum_), _value(sum_), count - 1)
 
     tasks: dict[str, Task] = {}
     misses = 0
     while len(tasks) < size:
-        found = problem()
+        found = problem(counts[len(tasks) % len(counts)])
         if found.content in tasks or split_of(found.content) != split:
             misses += 1
             if misses > 1000 + 50 * size:
@@ -98,14 +100,15 @@ def _refuse_unknown(split: str, family: str, difficulty: int | None) -> None:
         )
 
 
-def _refuse_wrong_numbers(numbers: dict[str, int]) -> None:
-    for name, value in numbers.items():
+def _refuse_wrong_numbers(numbers: dict[str, int], terms: Sequence[int]) -> None:
+    for name, value in (*numbers.items(), *(("terms", each) for each in terms)):
         if not isinstance(value, int):
             raise InvalidInput(f"task set 'arithmetic': {name} is {value!r}; it is a whole number.")
-    if not 0 <= numbers["low"] <= numbers["high"] or numbers["size"] < 1 or numbers["terms"] < 2:
+    if not 0 <= numbers["low"] <= numbers["high"] or numbers["size"] < 1 or min(terms, default=0) < 2:
+        shown = ", ".join(map(str, terms)) or "none"
         raise InvalidInput(
             "task set 'arithmetic': size {size}, terms {terms}, low {low}, high {high}; at least one task and two "
-            "terms, and 0 <= low <= high.".format_map(numbers)
+            "terms, and 0 <= low <= high.".format(**numbers, terms=shown)
         )
 
 

@@ -34,6 +34,8 @@ class WorkflowUse(Section):
     """A name that ships, or a path."""
     params: dict[str, Any] = {}
     """Values for its params."""
+    policies: dict[str, str] = {}
+    """Policies of single agents, in place of those that the workflow names."""
 
 
 class TasksUse(Section):
@@ -49,6 +51,8 @@ class TasksUse(Section):
     """For a file: its names for id, problem and answer."""
     reward: str | None = None
     """Replaces the set's reward: `module:attr` or `./file.py:attr`."""
+    extra_member_cost: float = Field(0.0, ge=0)
+    """What each member of a set beyond its first takes off the score."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
@@ -174,6 +178,8 @@ class EvalUse(Section):
     """Evaluates in between, too; always before the first update and after the last."""
     samples: int = Field(1, ge=1)
     """Episodes of each task."""
+    by: str | None = None
+    """A key of the tasks' meta, such as `difficulty`: figures are also given for each of its values."""
     baseline: str | None = None
     """A workflow evaluated beside the team's with the same policies, such as single_agent: what one output is worth."""
 

@@ -26,14 +26,16 @@ class SetResult(BaseModel):
     Attributes:
         tasks: Tasks tried.
         samples: k, episodes of each task.
-        accuracy: Mean score of the scored episodes (Avg@k: the mean over tasks of their mean).
-        interval: 95% interval of the accuracy: Wilson's for one right-or-wrong episode per task, else a bootstrap over
+        avg_at_k: Mean score of the scored episodes: the mean over tasks of their mean; the accuracy where scores are
+            right or wrong.
+        avg_at_k_interval: Its 95% interval: Wilson's for one right-or-wrong episode per task, else a bootstrap over
             tasks.
-        best: Mean over tasks of their best score (Pass@k where scores are right or wrong); None for k = 1.
-        best_interval: Its 95% interval.
+        pass_at_k: Mean over tasks of their best score; None for k = 1.
+        pass_at_k_interval: Its 95% interval.
         measures: What else the reward measures, such as f1: means over tasks of their mean.
         unscored: Episodes that could not be scored (no reference answer, or the policy failed); they are in no mean.
         truncated: Episodes that were cut off.
+        members: Members of an episode's sets, added up; the mean over episodes.
         output_tokens: Sampled tokens.
         tool_calls: Calls of tools.
         model_seconds, tool_seconds: Seconds of the outputs and the tool calls, added up.
@@ -43,20 +45,21 @@ class SetResult(BaseModel):
 
     tasks: int
     samples: int
-    accuracy: float | None
-    interval: Interval | None
-    best: float | None = None
-    best_interval: Interval | None = None
+    avg_at_k: float | None
+    avg_at_k_interval: Interval | None
+    pass_at_k: float | None = None
+    pass_at_k_interval: Interval | None = None
     measures: dict[str, float] = {}
     unscored: int = 0
     truncated: int = 0
+    members: float = 0.0
     output_tokens: int = 0
     tool_calls: int = 0
     model_seconds: float = 0.0
     tool_seconds: float = 0.0
 
     def __str__(self) -> str:
-        return "not scored" if self.interval is None else f"{self.accuracy:.3f} {_shown(self.interval)}"
+        return "not scored" if self.avg_at_k is None else f"{self.avg_at_k:.3f} {_shown(self.avg_at_k_interval)}"
 
 
 class EvalResult(BaseModel):
@@ -64,6 +67,7 @@ class EvalResult(BaseModel):
 
     Attributes:
         sets: The team's figures by task set.
+        by: Those of the tasks of each value of `eval.by`, such as `difficulty 2`.
         macro: Means over the sets, each counting once.
         baseline: As `macro`, of the baseline workflow.
         baseline_sets: As `sets`, of the baseline workflow.
@@ -73,27 +77,32 @@ class EvalResult(BaseModel):
 
     run: str | None = None
     sets: dict[str, SetResult]
+    by: dict[str, SetResult] = {}
     macro: SetResult
     baseline: SetResult | None = None
     baseline_sets: dict[str, SetResult] = {}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The figures as a table: a head, a row for each set and one for their mean; the baseline's behind the team's.
+        """The figures as a table: a head, a row for each set and one for their mean, and then those of `by`.
+
+        The baseline's are behind the team's.
 
         A column that is the same as another, or empty, is left out.
         """
-        figures = [*_named("", self.sets, self.macro), *_named("baseline: ", self.baseline_sets, self.baseline)]
+        figures = [*_named("", self.sets, self.macro), *self.by.items()]
+        figures += _named("baseline: ", self.baseline_sets, self.baseline)
         measures = list(dict.fromkeys(name for _, found in figures for name in found.measures))
         columns: dict[str, Callable[[SetResult], str]] = {
             "tasks": lambda found: str(found.tasks),
             "samples": lambda found: str(found.samples),
-            "accuracy": lambda found: _number(found.accuracy),
-            "95% interval": lambda found: _shown(found.interval),
+            "avg@k": lambda found: _number(found.avg_at_k),
+            "95% interval": lambda found: _shown(found.avg_at_k_interval),
         }
-        if any(found.best_interval for _, found in figures):
-            columns["best of samples"] = lambda found: _number(found.best)
-            columns["its interval"] = lambda found: _shown(found.best_interval)
+        if any(found.pass_at_k_interval for _, found in figures):
+            columns["pass@k"] = lambda found: _number(found.pass_at_k)
+            columns["its interval"] = lambda found: _shown(found.pass_at_k_interval)
         columns |= {name: partial(_measure, name) for name in measures}
+        columns["outputs an episode"] = lambda found: f"{found.members:.2f}"
         columns["output tokens"] = lambda found: f"{found.output_tokens:,}"
         if any(found.tool_calls for _, found in figures):
             columns["tool calls"] = lambda found: f"{found.tool_calls:,}"
@@ -136,13 +145,14 @@ def result_of(episodes: Iterable[Sequence[Event]]) -> SetResult:
     return SetResult(
         tasks=len(samples),
         samples=max(samples.values(), default=0),
-        accuracy=mean_of_means(scores.values()),
-        interval=interval_of(list(scores.values())) if scores else None,
-        best=mean_of_means(best),
-        best_interval=interval_of(best) if best else None,
+        avg_at_k=mean_of_means(scores.values()),
+        avg_at_k_interval=interval_of(list(scores.values())) if scores else None,
+        pass_at_k=mean_of_means(best),
+        pass_at_k_interval=interval_of(best) if best else None,
         measures=_measures(scored),
         unscored=len(ends) - len(scored),
         truncated=sum(end.truncated for end in ends),
+        members=len(members) / len(episodes) if episodes else 0.0,
         output_tokens=sum(len(member.output.output_ids or ()) for member in members),
         tool_calls=len(calls),
         model_seconds=math.fsum(member.output.seconds for member in members),
@@ -233,14 +243,16 @@ def evaluate(
         say(f"{job.name}: {len(job.held_out)} tasks, {count} samples each; run {run.folder}")
         team, baseline = job.try_held_out(run, update=0, samples=count)
         sets, baseline_sets = by_set(job, team), by_set(job, baseline or [])
+        parts = by_key(job, team)
         result = EvalResult(
             run=str(run.folder),
             sets=sets,
+            by=parts,
             macro=macro(sets),
             baseline=None if baseline is None else macro(baseline_sets),
             baseline_sets=baseline_sets,
         )
-        record(run, 0, "team", sets)
+        record(run, 0, "team", sets, parts)
         if baseline is not None:
             record(run, 0, "baseline", baseline_sets)
         write_whole(run.folder / "evaluation.json", result.model_dump_json(indent=2))
@@ -256,11 +268,25 @@ def by_set(job: Job, episodes: Sequence[list[Event]]) -> dict[str, SetResult]:
     return {name: result_of(found) for name, found in job.by_set(episodes).items()}
 
 
-def record(run: Run, update: int, workflow: str, sets: Mapping[str, SetResult]) -> None:
-    """Writes a workflow's figures to metrics.jsonl: those of each set where there are several, then their mean."""
-    if len(sets) > 1:
-        for name, found in sets.items():
-            run.record("eval", update, workflow=workflow, set=name, **found.model_dump())
+def by_key(job: Job, episodes: Sequence[list[Event]]) -> dict[str, SetResult]:
+    """Returns the figures of held-out episodes by the value of what `eval.by` names; none where it names nothing."""
+    return {name: result_of(found) for name, found in job.by_key(episodes).items()}
+
+
+def record(
+    run: Run, update: int, workflow: str, sets: Mapping[str, SetResult], parts: Mapping[str, SetResult] | None = None
+) -> None:
+    """Writes a workflow's figures to metrics.jsonl: those of each set where there are several, then their mean.
+
+    Args:
+        run: Where they are written.
+        update: Updates before the evaluation.
+        workflow: `team` or `baseline`.
+        sets: Figures by task set.
+        parts: Figures by the value of `eval.by`.
+    """
+    for name, found in ((sets if len(sets) > 1 else {}) | (parts or {})).items():
+        run.record("eval", update, workflow=workflow, set=name, **found.model_dump())
     run.record("eval", update, workflow=workflow, sets=list(sets), **macro(sets).model_dump())
 
 
@@ -271,20 +297,21 @@ def macro(results: Mapping[str, SetResult]) -> SetResult:
         results: By set. A set without a figure is not in its mean.
     """
     found = list(results.values())
-    accuracy, interval = mean_over_sets([(each.accuracy, each.interval) for each in found])
-    best, best_interval = mean_over_sets([(each.best, each.best_interval) for each in found])
+    average, interval = mean_over_sets([(each.avg_at_k, each.avg_at_k_interval) for each in found])
+    best, best_interval = mean_over_sets([(each.pass_at_k, each.pass_at_k_interval) for each in found])
     names = dict.fromkeys(name for each in found for name in each.measures)
     measures = {name: statistics.fmean(m.measures[name] for m in found if name in m.measures) for name in names}
     return SetResult(
         tasks=sum(each.tasks for each in found),
         samples=max((each.samples for each in found), default=0),
-        accuracy=accuracy,
-        interval=interval,
-        best=best,
-        best_interval=best_interval,
+        avg_at_k=average,
+        avg_at_k_interval=interval,
+        pass_at_k=best,
+        pass_at_k_interval=best_interval,
         measures=measures,
         unscored=sum(each.unscored for each in found),
         truncated=sum(each.truncated for each in found),
+        members=statistics.fmean(each.members for each in found) if found else 0.0,
         output_tokens=sum(each.output_tokens for each in found),
         tool_calls=sum(each.tool_calls for each in found),
         model_seconds=math.fsum(each.model_seconds for each in found),

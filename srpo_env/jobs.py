@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from srpo_env.config import PolicyUse, Recipe, TasksUse, find_recipe, is_workflow, load_recipe, recipe_of
-from srpo_env.errors import InvalidRecipe
+from srpo_env.config import PolicyUse, Recipe, TasksUse, WorkflowUse, find_recipe, is_workflow, load_recipe, recipe_of
+from srpo_env.errors import InvalidRecipe, nearest
 from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
 from srpo_env.portal import run as run_async
@@ -67,18 +68,20 @@ class Job:
         if folder is not None and last_checkpoint:
             recipe = _at_checkpoint(recipe, folder, overrides)
         assert not isinstance(recipe.workflow, str)
-        graph = compile_graph(load_workflow(recipe.workflow.use, params=recipe.workflow.params))
+        graph = _graph(recipe.workflow)
         baseline = None if recipe.eval.baseline is None else compile_graph(load_workflow(recipe.eval.baseline))
         learner = load("trainer", recipe.trainer)
         _check_agents(recipe, graph)
         tasks = _tasks(recipe.tasks.train)
+        held_out = tasks if recipe.tasks.eval is None else _held_out(recipe.tasks.eval)
+        _check_key(recipe.eval.by, held_out)
         return cls(
             recipe=recipe,
             name=name + name_suffix,
             graph=graph,
             baseline=baseline,
             tasks=tasks,
-            held_out=tasks if recipe.tasks.eval is None else _held_out(recipe.tasks.eval),
+            held_out=held_out,
             policies={label: _policy(label, use, recipe) for label, use in recipe.policies.items()},
             learner=learner,
             tools=_tools(recipe, graph, baseline),
@@ -171,11 +174,20 @@ class Job:
         return team, baseline
 
     def by_set(self, episodes: Sequence[list[Event]]) -> dict[str, list[list[Event]]]:
-        """Sorts held-out episodes by their task set."""
-        sets = {task.id: task.set for task in self.held_out.tasks}
+        """Sorts episodes by their task set."""
+        return self._sorted(episodes, lambda task: task.set)
+
+    def by_key(self, episodes: Sequence[list[Event]]) -> dict[str, list[list[Event]]]:
+        """Sorts episodes by what `eval.by` names, as `level 2` before `level 10`; tasks without it are left out."""
+        key = self.recipe.eval.by
+        found = self._sorted(episodes, lambda task: f"{key} {task.meta[key]}" if key in task.meta else "")
+        return {label: found[label] for label in sorted(found, key=_digits_as_numbers) if label}
+
+    def _sorted(self, episodes: Sequence[list[Event]], label: Callable[[Task], str]) -> dict[str, list[list[Event]]]:
+        labels = {task.id: label(task) for task in self.held_out.tasks}
         found: dict[str, list[list[Event]]] = {}
         for events in episodes:
-            found.setdefault(sets[events[-1].task], []).append(events)
+            found.setdefault(labels[events[-1].task], []).append(events)
         return found
 
     def _plan(self, run: Run, graph: Graph, tasks: TaskSet, *, evaluating: bool = False) -> Plan:
@@ -206,6 +218,35 @@ def _found(target: str | Path, overrides: list[str], *, bare_workflows: bool) ->
     return load_recipe(target, overrides), folder.name if folder else path.stem, folder
 
 
+def _graph(use: WorkflowUse) -> Graph:
+    """Returns a recipe's workflow with its params and its agents' policies."""
+    workflow = load_workflow(use.use, params=use.params)
+    for name in use.policies:
+        if name not in workflow.agents:
+            raise InvalidRecipe(
+                f"workflow.policies: {name!r} is not an agent of workflow {use.use!r}; its agents are "
+                f"{', '.join(workflow.agents)}.{nearest(name, workflow.agents)}"
+            )
+    agents = {
+        name: agent.model_copy(update={"policy": use.policies.get(name, agent.policy)})
+        for name, agent in workflow.agents.items()
+    }
+    return compile_graph(workflow.model_copy(update={"agents": agents}))
+
+
+def _digits_as_numbers(label: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
+
+
+def _check_key(key: str | None, tasks: TaskSet) -> None:
+    known = sorted({each for task in tasks.tasks for each in task.meta})
+    if key is not None and key not in known:
+        raise InvalidRecipe(
+            f"eval.by: {key!r} is not in the meta of any held-out task; there are {', '.join(known) or 'no keys'}."
+            f"{nearest(key, known)}"
+        )
+
+
 def _tasks(use: TasksUse) -> TaskSet:
     return load_tasks(
         use.use if isinstance(use.use, str) else list(use.use),
@@ -213,6 +254,7 @@ def _tasks(use: TasksUse) -> TaskSet:
         limit=use.limit,
         columns=use.columns,
         reward=use.reward,
+        extra_member_cost=use.extra_member_cost,
         **(use.model_extra or {}),
     )
 

@@ -80,6 +80,11 @@ _PLANS = (
         "Nats per token between the weights that sampled and the new ones.",
     ),
     _Plan("Entropy", {"entropy": "per token"}, "Nats per sampled token."),
+    _Plan(
+        "Size of the routed sets",
+        {"set_size_without_routers": "members"},
+        "The mean over all sets but the routers' own; frozen members count.",
+    ),
     _Plan("Gradient norm", {"grad_norm": "before clipping"}),
     _Plan("Loss", {"loss": "loss"}),
     _Plan("Output length", {"output_tokens_mean": "all agents"}, "Tokens of an output."),

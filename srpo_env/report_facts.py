@@ -183,14 +183,14 @@ def _evaluation(number: int, line: Mapping[str, Any]) -> Evaluation:
     elif len(sets := line.get("sets") or ()) > 1:
         label += f", mean of {len(sets)} sets"
     interval: tuple[float, float] | None = None
-    match line.get("interval"):
+    match line.get("avg_at_k_interval"):
         case [low, high] if math.isfinite(number_of(low)) and math.isfinite(number_of(high)):
             interval = (float(low), float(high))
-    known = {"kind", "update", "workflow", "accuracy", "interval", "set"}
+    known = {"kind", "update", "workflow", "avg_at_k", "avg_at_k_interval", "set"}
     measures = line.get("measures")
     figures = {**line, **(measures if isinstance(measures, dict) else {})}
     facts = {key: value for key, value in figures.items() if key not in known and not isinstance(value, dict | list)}
-    return Evaluation(number, task_set, label, workflow, number_of(line.get("accuracy")), interval, facts)
+    return Evaluation(number, task_set, label, workflow, number_of(line.get("avg_at_k")), interval, facts)
 
 
 def number_of(value: Any) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,12 @@ class Score(Record):
     measures: dict[str, float] = Field(default_factory=dict)  # a default of {} would be deep-copied each time
 
 
+Reward = Callable[["Task", str | None, Sequence[Event]], Score | Awaitable[Score]]
+"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's.
+
+A function, or an `async` one where scoring takes long enough to hold up other episodes."""
+
+
 def exact_match(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
     r"""1 where the answer equals one of the task's, else 0; None where the task has no answer to compare with.
 
@@ -48,6 +55,27 @@ def exact_match(task: Task, answer: str | None, events: Sequence[Event]) -> Scor
     given = plain_answer(answer)
     right = any(given == text or _same_number(given, text) for text in accepted)
     return Score(value=float(right), reason="right" if right else "wrong")
+
+
+def less_extra_members(reward: Reward, cost: float) -> Reward:
+    """Returns a reward that takes `cost` off another one's score for each member of a set beyond the set's first.
+
+        score - cost * sum of (size of S_e - 1) over the episode's events e
+
+    A set's size counts all of its members, frozen ones and those without an output too: each was asked for. What can't
+    be scored stays so.
+    """
+
+    async def reduced(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+        found = reward(task, answer, events)
+        score = await found if inspect.isawaitable(found) else found
+        extra = sum(len(event.members) - 1 for event in events)
+        if not isinstance(score, Score) or score.value is None or not extra:
+            return score
+        reason = f"{score.reason}, {extra} extra member{'s' if extra > 1 else ''}"
+        return score.model_copy(update={"value": score.value - cost * extra, "reason": reason})
+
+    return reduced
 
 
 def plain_answer(text: str) -> str:

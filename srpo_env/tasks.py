@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,8 @@ from pydantic import Field, ValidationError, field_validator
 from srpo_env.errors import InvalidInput, InvalidTask, UnknownName, nearest
 from srpo_env.records import Event, Record, Text
 from srpo_env.registry import is_reference, load, load_reference, registered
-from srpo_env.rewards import Score, exact_match
+from srpo_env.rewards import Reward, Score, exact_match, less_extra_members
 from srpo_env.task_rows import is_rows, read_rows
-
-Reward = Callable[["Task", str | None, Sequence[Event]], Score | Awaitable[Score]]
-"""`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's.
-
-A function, or an `async` one where scoring takes long enough to hold up other episodes."""
 
 
 class Task(Record):
@@ -98,6 +93,7 @@ def load_tasks(
     limit: int | None = None,
     columns: Mapping[str, str] | None = None,
     reward: str | Reward | None = None,
+    extra_member_cost: float = 0.0,
     **settings: Any,
 ) -> TaskSet:
     """Returns a task set.
@@ -110,6 +106,7 @@ def load_tasks(
         limit: Keeps the first tasks, of each set where there are several.
         columns: For a file: its names for `id`, `problem`, `answer`, as {"question": "problem"}.
         reward: Replaces the set's own: a function or `module:attr`.
+        extra_member_cost: What each member of a set beyond its first takes off the score, see `less_extra_members`.
         settings: Settings of a registered set, such as the difficulty of `arithmetic`.
 
     Raises:
@@ -131,6 +128,9 @@ def load_tasks(
         raise InvalidTask(f"task set {found.name!r} has no tasks in split {split!r}; at least one is needed.")
     if chosen is not None:
         found = replace(found, reward=chosen, parts={})
+    if extra_member_cost:
+        parts = {name: less_extra_members(each, extra_member_cost) for name, each in found.parts.items()}
+        found = replace(found, reward=less_extra_members(found.reward, extra_member_cost), parts=parts)
     return found.limited(limit)
 
 

@@ -14,7 +14,17 @@ from pydantic import BaseModel, ConfigDict
 
 from srpo_env.config import Recipe
 from srpo_env.errors import PolicyError
-from srpo_env.evaluation import SetResult, by_set, interval_of, macro, mean_over_sets, record, result_of, scores_by_task
+from srpo_env.evaluation import (
+    SetResult,
+    by_key,
+    by_set,
+    interval_of,
+    macro,
+    mean_over_sets,
+    record,
+    result_of,
+    scores_by_task,
+)
 from srpo_env.eventlog import read_events
 from srpo_env.jobs import Job
 from srpo_env.protocols import Trainer
@@ -173,6 +183,7 @@ def _update(job: Job, run: Run, trainer: Trainer, update: int) -> str:
         "clipped": metrics.get("clip_fraction_off_policy", float("nan")),
         "no signal": metrics.get("groups_without_signal", float("nan")),
         "K": metrics.get("set_size_mean", float("nan")),
+        "routed": metrics.get("set_size_without_routers", float("nan")),
     }
     return "  ".join(f"{name} {value:.2f}" for name, value in shown.items() if value == value)
 
@@ -216,14 +227,17 @@ class Trial:
 
 
 def _evaluate(job: Job, run: Run, update: int, say: Say) -> Trial:
-    trial = _trial(job, *job.try_held_out(run, update=update, samples=job.recipe.eval.samples))
-    record(run, update, "team", trial.team_sets)
+    team, baseline = job.try_held_out(run, update=update, samples=job.recipe.eval.samples)
+    trial = _trial(job, team, baseline)
+    parts = by_key(job, team)
+    record(run, update, "team", trial.team_sets, parts)
     if trial.baseline_sets is not None:
         record(run, update, "baseline", trial.baseline_sets)
     run.mark_best()
-    team = f"team {trial.team}"
-    shown = team if trial.baseline is None else f"one output {trial.baseline}, {team}"
+    shown = f"team {trial.team}" if trial.baseline is None else f"one output {trial.baseline}, team {trial.team}"
     say(f"held out ({trial.team.tasks} tasks) after {update} updates: {shown}")
+    for name, part in parts.items():
+        say(f"  {name} ({part.tasks} tasks): team {part}, {part.members:.2f} outputs an episode")
     return trial
 
 
@@ -255,14 +269,14 @@ def _result(job: Job, run: Run, before: Trial, after: Trial, checkpoint: Path, s
         seconds=round(seconds, 3),
         updates=job.recipe.updates,
         held_out=before.shown.tasks,
-        accuracy_before=before.shown.accuracy,
-        accuracy_after=after.shown.accuracy,
-        interval_before=before.shown.interval,
-        interval_after=after.shown.interval,
-        team_accuracy_before=before.team.accuracy,
-        team_accuracy_after=after.team.accuracy,
-        team_interval_before=before.team.interval,
-        team_interval_after=after.team.interval,
+        accuracy_before=before.shown.avg_at_k,
+        accuracy_after=after.shown.avg_at_k,
+        interval_before=before.shown.avg_at_k_interval,
+        interval_after=after.shown.avg_at_k_interval,
+        team_accuracy_before=before.team.avg_at_k,
+        team_accuracy_after=after.team.avg_at_k,
+        team_interval_before=before.team.avg_at_k_interval,
+        team_interval_after=after.team.avg_at_k_interval,
         gain=gain,
         gain_interval=gain_interval,
         checkpoint=str(checkpoint),
@@ -339,7 +353,7 @@ def sample(
         run=str(run.folder),
         episodes=len(done),
         events=sum(map(len, done)),
-        reward_mean=found.accuracy,
+        reward_mean=found.avg_at_k,
         unscored=found.unscored,
     )
 

@@ -234,7 +234,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_gives_names_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list"]) == 0
     told = capsys.readouterr().out
-    for name in ("arithmetic_tiny", "solver_verifier", "arithmetic", "scripted", "tiny_arithmetic"):
+    names = ("arithmetic_tiny", "router_tiny", "solver_verifier", "arithmetic", "scripted", "tiny_arithmetic")
+    for name in (*names, "tiny_router"):
         assert f"  {name} " in told
     assert run(["list", "workflows", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["workflows"]

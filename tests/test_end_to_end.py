@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from srpo_env import EventLog, train
+from srpo_env import EventLog, evaluate, train
 from srpo_env.errors import PolicyError
 from srpo_env.runs import checkpoints, read_metrics
 from srpo_env.training import TrainResult
@@ -191,3 +191,53 @@ def test_tasks_that_cannot_be_sampled_leave_the_others_of_the_batch(tmp_path: Pa
 def test_a_batch_of_which_nothing_could_be_sampled_ends_the_run(tmp_path: Path) -> None:  # B090
     with pytest.raises(PolicyError, match=r"update 1: none of its 16 episodes .* 503 after 3 attempts\. Mend it"):
         pair(tmp_path, failed=99)
+
+
+# A router over frozen solvers.
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    folder = tmp_path_factory.mktemp("routed") / "run"
+    return train("router_tiny", ["tasks.eval.size=16", "rollout.tasks_per_batch=8", "updates=2", f"run={folder}"])
+
+
+def test_a_routers_episode_is_scored_less_its_extra_solvers(routed: TrainResult) -> None:
+    episodes = EventLog(routed.run).episodes("update-1")
+    assert {len(events[1].members) for events in episodes} == {1, 4}
+    for events in episodes:
+        problem = events[1].members[0].messages[-1].content
+        right = events[1].answer == str(sum(map(int, problem.rstrip("=").split("+"))))
+        assert events[-1].reward == pytest.approx(right - (0.15 if len(events[1].members) == 4 else 0.0))
+
+
+def test_what_is_held_out_is_scored_without_the_cost_and_told_of_by_difficulty(routed: TrainResult) -> None:
+    held_out = EventLog(routed.run).episodes("eval-2")
+    assert {events[-1].reward for events in held_out} <= {0.0, 1.0}
+    lines = [line for line in read_metrics(Path(routed.run)) if line["kind"] == "eval" and line["update"] == 2]
+    assert [(line.get("set"), line["tasks"]) for line in lines] == [
+        (None, 16),
+        ("operations 1", 8),
+        ("operations 2", 8),
+    ]
+    for number in (1, 2):
+        mine = [events for events in held_out if events[-1].task.count("+") == number]
+        assert lines[number]["members"] == sum(len(event.members) for events in mine for event in events) / 8
+
+
+def test_only_the_router_learns(routed: TrainResult) -> None:
+    assert [path.name for path in Path(routed.checkpoint).iterdir() if path.is_dir()] == ["router"]
+    lines = [line["metrics"] for line in read_metrics(Path(routed.run)) if line["kind"] == "update"]
+    assert [line["event_completeness"] for line in lines] == [1.0, 1.0]
+    assert [line["set_size_mean"] for line in lines] == [1.0, 1.0]
+    assert all(1 < line["set_size_without_routers"] < 4 for line in lines)
+
+
+@pytest.mark.parametrize(("said", "outputs"), [("one", 2.0), ("all", 5.0)])
+def test_a_scripted_router_takes_the_place_of_the_trained_one(
+    routed: TrainResult, tmp_path: Path, said: str, outputs: float
+) -> None:
+    scripted = f"policies.router.sample={{backend: scripted, outputs: [{said}]}}"
+    found = evaluate(routed.run, [scripted, f"run={tmp_path / 'run'}"])
+    assert {name: part.members for name, part in found.by.items()} == {"operations 1": outputs, "operations 2": outputs}
+    assert found.macro.members == outputs

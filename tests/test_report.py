@@ -125,8 +125,8 @@ def evaluation(update: int, workflow: str, accuracy: float | None, **more: Any) 
         "kind": "eval",
         "update": update,
         "workflow": workflow,
-        "accuracy": accuracy,
-        "interval": interval,
+        "avg_at_k": accuracy,
+        "avg_at_k_interval": interval,
         "tasks": 1024,
         **more,
     }
@@ -278,6 +278,15 @@ def test_a_trained_run_shows_the_gain_the_curves_and_the_sets(tmp_path: Path) ->
     assert "torch 2.13.0" in text
 
 
+def test_a_run_with_a_router_shows_the_size_of_the_routed_sets(tmp_path: Path) -> None:
+    lines = [{"kind": "update", "update": n, "metrics": {"set_size_without_routers": 5 - n / 2}} for n in (1, 2, 3)]
+    write_metrics(tmp_path, [*lines, evaluation(3, "team", 0.8) | {"set": "operations 2", "members": 5.625}])
+    text = " ".join(page_of(tmp_path)[1].text.split())
+    assert "Size of the routed sets" in text
+    assert "team on operations 2" in text
+    assert "5.625" in text
+
+
 def test_set_sizes_are_counted_from_the_trained_events(tmp_path: Path) -> None:
     """Of three members one is frozen and one has no output: K = 1. Evaluations don't count beside training."""
     (tmp_path / "config.yaml").write_text(RECIPE)
@@ -395,7 +404,7 @@ def test_an_evaluation_of_several_sets_shows_their_mean_and_a_table_with_measure
 def test_odd_metrics_break_nothing(updates: int, value: float | None, tmp_path: Path) -> None:
     names = [*metrics_of(1, 1, random.Random(0)), "new/agent=x"]
     lines = [{"kind": "update", "update": n, "metrics": dict.fromkeys(names, value)} for n in range(1, updates + 1)]
-    lines += [evaluation(0, "team", None), evaluation(updates, "team", 0.5, interval=[None, 1.0])]
+    lines += [evaluation(0, "team", None), evaluation(updates, "team", 0.5, avg_at_k_interval=[None, 1.0])]
     write_metrics(tmp_path, [*lines, {"kind": "of a later release"}, {"kind": "update", "update": updates}])
     source, page = page_of(tmp_path)
     assert_safe(source, page)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from srpo_env.errors import InvalidInput, InvalidTask, nearest
+from srpo_env.rewards import Reward
 from srpo_env.task_rows import HUB, read_rows
-from srpo_env.tasks import Reward, Task, TaskSet, tasks_of
+from srpo_env.tasks import Task, TaskSet, tasks_of
 
 FOLDER_VARIABLE = "SRPO_ENV_DATA"
 

@@ -12,7 +12,8 @@ from srpo_env.graph import Graph, compile_graph
 from srpo_env.loading import load_workflow
 from srpo_env.protocols import Sampled, SampleRequest
 from srpo_env.records import Event, Member, Message, Output, Parse, Sampling
-from srpo_env.tasks import Reward, Task, load_tasks
+from srpo_env.rewards import Reward
+from srpo_env.tasks import Task, load_tasks
 
 TASK = Task(id="t", problem="2+2=", answers=("4",))
 

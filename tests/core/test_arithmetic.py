@@ -90,6 +90,16 @@ def test_numbers_stay_in_their_range(low: int, high: int, terms: int) -> None:
         assert all(low <= number <= high for number in numbers)
 
 
+def test_several_numbers_of_terms_have_equal_shares() -> None:
+    tasks = arithmetic(size=9, terms=[2, 3, 5]).tasks
+    assert [task.problem.count("+") for task in tasks] == [1, 2, 4] * 3
+    assert [task.meta["operations"] for task in tasks] == [1, 2, 4] * 3
+
+
+def test_a_list_of_one_gives_the_sums_of_that_one() -> None:
+    assert arithmetic(size=20, terms=[3]) == arithmetic(size=20, terms=3)
+
+
 def test_a_template_may_hold_braces() -> None:
     task = arithmetic(size=1, template=r"What is {sum}? Answer in \boxed{}.").tasks[0]
     assert task.problem.startswith("What is ")
@@ -103,6 +113,9 @@ def test_a_template_may_hold_braces() -> None:
         ({"low": 9, "high": 1}, "low 9, high 1"),
         ({"low": -5}, "low -5"),
         ({"terms": 1}, "terms 1"),
+        ({"terms": [2, 1]}, "terms 2, 1,"),
+        ({"terms": []}, "terms none"),
+        ({"terms": [2, "3"]}, "terms is '3'; it is a whole number"),
         ({"size": 0}, "size 0"),
         ({"operations": ""}, "operations ''"),
         ({"operations": "+/"}, "operations '[+]/'"),

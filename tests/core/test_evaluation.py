@@ -22,22 +22,22 @@ def episode(event: Make) -> Callable[..., list[Event]]:
 
 def test_accuracy_is_the_mean_over_tasks_of_their_mean(episode: Make) -> None:
     found = result_of([episode("a", 1.0), episode("a", 0.0), episode("a", 0.0), episode("b", 1.0)])
-    assert found.accuracy == pytest.approx((1 / 3 + 1) / 2)
+    assert found.avg_at_k == pytest.approx((1 / 3 + 1) / 2)
     assert (found.tasks, found.samples) == (2, 3)
 
 
 def test_an_unscored_episode_is_in_no_mean_and_is_counted(episode: Make) -> None:
     found = result_of([episode("a", 1.0), episode("a", None), episode("b", None)])
-    assert (found.accuracy, found.unscored, found.tasks) == (1.0, 2, 2)
+    assert (found.avg_at_k, found.unscored, found.tasks) == (1.0, 2, 2)
 
 
 def test_without_a_scored_episode_there_is_no_accuracy(episode: Make) -> None:
     found = result_of([episode("a", None)])
-    assert (found.accuracy, found.interval, str(found)) == (None, None, "not scored")
+    assert (found.avg_at_k, found.avg_at_k_interval, str(found)) == (None, None, "not scored")
 
 
 def test_nothing_evaluated_is_nothing() -> None:
-    assert result_of([[], []]) == SetResult(tasks=0, samples=0, accuracy=None, interval=None)
+    assert result_of([[], []]) == SetResult(tasks=0, samples=0, avg_at_k=None, avg_at_k_interval=None)
 
 
 def test_costs_are_added_up_over_all_events(event: Make, member: Make) -> None:
@@ -47,6 +47,15 @@ def test_costs_are_added_up_over_all_events(event: Make, member: Make) -> None:
     found = result_of([[event([costly, cheap], terminated=False), event([costly], step=1, truncated=True)]])
     assert (found.output_tokens, found.tool_calls, found.truncated) == (6, 4, 1)
     assert (found.model_seconds, found.tool_seconds) == (5.0, 1.0)
+
+
+def test_members_are_the_mean_over_episodes_of_all_their_sets(event: Make, member: Make) -> None:
+    """Sets of 1 and 5 in one episode, of 1 and 1 in the other: (6 + 2) / 2."""
+    episodes = [
+        [event(terminated=False, episode=name), event([member()] * size, episode=name, step=1)]
+        for name, size in (("a", 5), ("b", 1))
+    ]
+    assert result_of(episodes).members == 4.0
 
 
 def test_scores_of_a_task_are_averaged_and_unscored_ones_left_out(episode: Make) -> None:
@@ -84,7 +93,7 @@ def test_a_bootstrap_gives_the_same_interval_each_time() -> None:
 
 def result(accuracy: float | None, half: float = 0.1, **values: Any) -> SetResult:
     interval = None if accuracy is None else (accuracy - half, accuracy + half)
-    return SetResult(**({"tasks": 4, "samples": 1} | values), accuracy=accuracy, interval=interval)
+    return SetResult(**({"tasks": 4, "samples": 1} | values), avg_at_k=accuracy, avg_at_k_interval=interval)
 
 
 def macro_of(*results: SetResult) -> SetResult:
@@ -93,28 +102,34 @@ def macro_of(*results: SetResult) -> SetResult:
 
 def test_the_macro_mean_counts_each_set_once() -> None:
     found = macro_of(result(0.2, half=0.03, tasks=1000), result(0.8, half=0.04, tasks=10))
-    assert found.accuracy == pytest.approx(0.5)
-    assert found.interval == pytest.approx((0.475, 0.525))  # sqrt(0.03^2 + 0.04^2) / 2 = 0.025
+    assert found.avg_at_k == pytest.approx(0.5)
+    assert found.avg_at_k_interval == pytest.approx((0.475, 0.525))  # sqrt(0.03^2 + 0.04^2) / 2 = 0.025
     assert found.tasks == 1010
 
 
 def test_the_macro_interval_keeps_each_side_of_lopsided_ones() -> None:
-    sets = [SetResult(tasks=9, samples=1, accuracy=0.0, interval=(0.0, high)) for high in (0.3, 0.4)]
-    assert macro_of(*sets).interval == pytest.approx((0.0, 0.25))  # sqrt(0.3^2 + 0.4^2) / 2
+    sets = [SetResult(tasks=9, samples=1, avg_at_k=0.0, avg_at_k_interval=(0.0, high)) for high in (0.3, 0.4)]
+    assert macro_of(*sets).avg_at_k_interval == pytest.approx((0.0, 0.25))  # sqrt(0.3^2 + 0.4^2) / 2
 
 
 def test_the_macro_of_one_set_has_its_figures() -> None:
-    one = SetResult(tasks=1, samples=1, accuracy=0.1, interval=(0.0, 0.5), measures={"f1": 0.2}, output_tokens=7)
+    one = SetResult(
+        tasks=1, samples=1, avg_at_k=0.1, avg_at_k_interval=(0.0, 0.5), measures={"f1": 0.2}, output_tokens=7
+    )
     assert macro({"a": one}) == one
 
 
 def test_a_set_that_was_not_scored_is_in_no_macro_mean() -> None:
-    assert macro_of(result(0.25), result(None, unscored=4)).accuracy == 0.25
+    assert macro_of(result(0.25), result(None, unscored=4)).avg_at_k == 0.25
 
 
 def test_the_macro_adds_costs_up() -> None:
     found = macro_of(result(0.1, output_tokens=3, model_seconds=0.5), result(0.1, output_tokens=4, unscored=2))
     assert (found.output_tokens, found.model_seconds, found.unscored) == (7, 0.5, 2)
+
+
+def test_the_macro_takes_the_mean_of_members() -> None:
+    assert macro_of(result(0.1, members=2.0, tasks=100), result(None, members=5.0)).members == 3.5
 
 
 def test_a_result_reads_as_accuracy_and_interval() -> None:
@@ -148,12 +163,12 @@ def test_the_macro_mean_of_a_measure_is_over_the_sets_that_have_it() -> None:
 def test_the_best_of_several_samples_is_a_mean_over_tasks_with_wilsons_interval(episode: Make) -> None:
     episodes = [episode("a", 1.0), episode("a", 0.0), episode("b", 0.0), episode("b", 0.0)]
     found = result_of(episodes)
-    assert (found.accuracy, found.best) == (0.25, 0.5)
-    assert found.best_interval == interval_of([[1.0], [0.0]])
+    assert (found.avg_at_k, found.pass_at_k) == (0.25, 0.5)
+    assert found.pass_at_k_interval == interval_of([[1.0], [0.0]])
 
 
 def test_one_sample_has_no_best(episode: Make) -> None:
-    assert result_of([episode("a", 1.0)]).best is None
+    assert result_of([episode("a", 1.0)]).pass_at_k is None
 
 
 # The table.
@@ -166,7 +181,7 @@ def table(*sets: tuple[str, SetResult]) -> list[dict[str, str]]:
 
 def test_the_table_has_a_row_for_each_set_and_one_for_their_mean() -> None:
     rows = table(("nq", result(0.2, measures={"f1": 0.3})), ("popqa", result(0.4)))
-    assert [(row["set"], row["accuracy"], row["95% interval"], row["f1"]) for row in rows] == [
+    assert [(row["set"], row["avg@k"], row["95% interval"], row["f1"]) for row in rows] == [
         ("nq", "0.200", "[0.100, 0.300]", "0.300"),
         ("popqa", "0.400", "[0.300, 0.500]", "-"),
         ("macro", "0.300", "[0.229, 0.371]", "0.300"),  # half width sqrt(2 * 0.1^2) / 2
@@ -175,7 +190,8 @@ def test_the_table_has_a_row_for_each_set_and_one_for_their_mean() -> None:
 
 def test_the_table_of_one_set_has_one_row_and_no_empty_column() -> None:
     (row,) = table(("nq", result(0.2)))
-    assert list(row) == ["set", "tasks", "samples", "accuracy", "95% interval", "output tokens", "unscored"]
+    always = ["set", "tasks", "samples", "avg@k", "95% interval", "outputs an episode", "output tokens", "unscored"]
+    assert list(row) == always
 
 
 def test_the_baselines_rows_follow_the_teams() -> None:

@@ -1,5 +1,6 @@
 """Does a recipe become the right batches, and is what is wrong with it found before anything is written?"""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,25 @@ def test_several_sets_under_one_name_are_refused() -> None:
         Job.prepare(recipe_of(tasks={"train": {"use": "arithmetic"}, "eval": sets}))
 
 
+def test_episodes_are_sorted_by_a_key_of_the_tasks_in_its_order(tmp_path: Path) -> None:
+    rows = [{"id": "1", "problem": "p", "answer": "4", "level": 10}, {"id": "2", "problem": "p", "answer": "4"}]
+    rows += [{"id": str(number), "problem": "p", "answer": "4", "level": 9} for number in (3, 4)]
+    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    mine = Job.prepare(recipe_of(tasks={"train": {"use": str(tmp_path / "some.jsonl")}}, eval={"by": "level"}))
+    with Run.create(mine.recipe.model_copy(update={"run": str(tmp_path / "run")}), "r") as run:
+        team, _ = mine.try_held_out(run, update=0, samples=1)
+    found = [(name, [each[-1].task for each in episodes]) for name, episodes in mine.by_key(team).items()]
+    assert found == [("level 9", ["3", "4"]), ("level 10", ["1"])]
+    assert Job.prepare(recipe_of()).by_key([]) == {}
+
+
+def test_a_recipe_may_say_which_policy_an_agent_is_sampled_from() -> None:
+    policies = {label: {"sample": {"backend": "scripted", "outputs": ["4"]}} for label in ("main", "second")}
+    use = {"use": "solver_verifier", "policies": {"verifier": "second"}}
+    agents = Job.prepare(recipe_of(workflow=use, policies=policies)).graph.workflow.agents
+    assert {name: agent.policy for name, agent in agents.items()} == {"solver": "main", "verifier": "second"}
+
+
 # What is wrong is found at once.
 
 
@@ -142,6 +162,13 @@ def test_several_sets_under_one_name_are_refused() -> None:
     [
         ({"workflow": "single_agnet"}, InvalidInput, "single_agnet"),
         ({"workflow": {"use": "parallel_proposers", "params": {"k": 3}}}, InvalidInput, "k"),
+        (
+            {"workflow": {"use": "single_agent", "policies": {"solvr": "main"}}},
+            InvalidRecipe,
+            "workflow.policies: 'solvr' is not an agent of .* Did you mean 'solver'",
+        ),
+        ({"workflow": {"use": "single_agent", "policies": {"solver": "b"}}}, InvalidRecipe, "'solver' .* policy 'b'"),
+        ({"eval": {"by": "operation"}}, InvalidRecipe, "eval.by: 'operation' is not .* Did you mean 'operations'"),
         ({"tasks": {"train": {"use": "arithmetics"}}}, UnknownName, "Did you mean 'arithmetic'"),
         ({"tasks": {"train": {"use": "arithmetic", "hihg": 3}}}, InvalidInput, "Did you mean 'high'"),
         ({"tasks": {"train": {"use": "arithmetic"}, "eval": {"use": "none.jsonl"}}}, InvalidInput, "none.jsonl"),

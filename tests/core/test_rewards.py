@@ -1,10 +1,15 @@
 """Is an answer right, wrong or unscorable, and nothing in between?"""
 
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srpo_env.rewards import exact_match, plain_answer
+from srpo_env.records import Event
+from srpo_env.rewards import Score, exact_match, less_extra_members, plain_answer
 from srpo_env.tasks import Task
 
 
@@ -102,3 +107,49 @@ def test_a_score_is_one_zero_or_none(gold: str, answer: str) -> None:
 
 def test_the_plain_answer_of_a_text_without_a_box_is_the_text() -> None:
     assert plain_answer(" 1 + 1 = 2 ") == "1 + 1 = 2"
+
+
+# What extra members cost.
+
+TASK = Task(id="t", problem="2+2=", answers=("4",))
+Make = Callable[..., Any]
+
+
+def less(sizes: Sequence[int], answer: str | None, event: Make, member: Make, task: Task = TASK) -> Score:
+    """Scores an episode whose sets have these sizes, at 0.05 for an extra member."""
+    events = [event([member()] * size, step=step) for step, size in enumerate(sizes)]
+    found = less_extra_members(exact_match, 0.05)(task, answer, events)
+    assert not isinstance(found, Score)
+    return asyncio.run(found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "answer", "value", "reason"),
+    [
+        ([1, 1], "4", 1.0, "right"),
+        ([1, 5], "4", 0.8, "right, 4 extra members"),  # 1 - 4 * 0.05
+        ([1, 2], "4", 0.95, "right, 1 extra member"),
+        ([3, 3, 1], "4", 0.8, "right, 4 extra members"),  # two in each of the first sets
+        ([1, 5], "5", -0.2, "wrong, 4 extra members"),
+        ([3], None, -0.1, "no answer, 2 extra members"),
+    ],
+)
+def test_each_member_beyond_the_first_of_its_set_costs(
+    sizes: list[int], answer: str | None, value: float, reason: str, event: Make, member: Make
+) -> None:
+    found = less(sizes, answer, event, member)
+    assert (found.value, found.reason) == (pytest.approx(value), reason)
+
+
+def test_what_can_not_be_scored_stays_so_at_any_cost(event: Make, member: Make) -> None:
+    without = Task(id="t", problem="?", answers=())
+    assert less([5], "4", event, member, without) == Score(value=None, reason="no reference answer")
+
+
+def test_a_reward_that_takes_time_costs_as_much(event: Make, member: Make) -> None:
+    async def slow(task: Task, answer: str | None, events: Sequence[Event]) -> Score:
+        await asyncio.sleep(0)
+        return Score(value=0.5, reason="half", measures={"f1": 0.75})
+
+    found = asyncio.run(less_extra_members(slow, 0.125)(TASK, "4", [event([member()] * 3)]))  # type: ignore[arg-type]
+    assert found == Score(value=0.25, reason="half, 2 extra members", measures={"f1": 0.75})

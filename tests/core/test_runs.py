@@ -186,10 +186,10 @@ def test_a_checkpoint_that_is_removed_first_loses_its_name(recipe: Recipe, monke
 def test_metrics_come_back(recipe: Recipe) -> None:
     with Run.create(recipe, "r") as run:
         run.record("update", 1, metrics={"loss": 0.5})
-        run.record("eval", 1, accuracy=0.25)
+        run.record("eval", 1, avg_at_k=0.25)
     assert read_metrics(run.folder) == [
         {"kind": "update", "update": 1, "metrics": {"loss": 0.5}},
-        {"kind": "eval", "update": 1, "accuracy": 0.25},
+        {"kind": "eval", "update": 1, "avg_at_k": 0.25},
     ]
 
 
@@ -295,7 +295,7 @@ def test_a_folder_that_is_no_run_can_not_be_resumed(recipe: Recipe) -> None:
 
 def tried(run: Run, figures: dict[int, float | None], workflow: str = "team") -> None:
     for update, accuracy in figures.items():
-        run.record("eval", update, workflow=workflow, accuracy=accuracy)
+        run.record("eval", update, workflow=workflow, avg_at_k=accuracy)
 
 
 def test_the_best_checkpoint_stays_beside_the_last_ones(recipe: Recipe) -> None:
@@ -326,6 +326,15 @@ def test_the_baselines_figure_is_the_one_that_counts(recipe: Recipe) -> None:
             tried(run, {update: team})
             tried(run, {update: baseline}, "baseline")
         assert best_checkpoint(run.folder) == run.folder / "checkpoints" / "000002"
+
+
+def test_the_figure_of_a_part_of_the_tasks_does_not_count(recipe: Recipe) -> None:
+    with Run.create(recipe, "r") as run:
+        for update, (whole, part) in enumerate([(0.5, 0.1), (0.4, 0.9)], start=1):
+            run.checkpoint(update, weights())
+            tried(run, {update: whole})
+            run.record("eval", update, workflow="team", set="level 1", avg_at_k=part)
+        assert best_checkpoint(run.folder) == run.folder / "checkpoints" / "000001"
 
 
 def test_without_a_figure_none_is_best(recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +237,21 @@ def test_a_given_reward_replaces_those_of_all_joined_sets() -> None:
     assert [value(found, task, "4", ()) for task in found.tasks] == [1.0, 1.0]
 
 
-def test_a_reward_that_gives_no_score_is_named() -> None:
-    tasks = load_tasks([a("7")], reward=lambda task, answer, events: 1.0)  # type: ignore[arg-type,return-value]
+def test_extra_members_cost_the_same_in_all_joined_sets(event: Callable[..., Event]) -> None:
+    sets = [TaskSet("a", (a("1"),)), TaskSet("b", (a("2"),), reward=half)]
+    found = load_tasks(sets, extra_member_cost=0.125)
+    three = event(event().members * 3)
+    assert [value(found, task, "4", (three,)) for task in found.tasks] == [0.75, 0.25]
+
+
+def test_without_a_cost_the_reward_is_the_set_s_own() -> None:
+    assert load_tasks([a()], extra_member_cost=0.0).reward is exact_match
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.05])
+def test_a_reward_that_gives_no_score_is_named(cost: float) -> None:
+    reward: Any = lambda task, answer, events: 1.0  # noqa: E731
+    tasks = load_tasks([a("7")], reward=reward, extra_member_cost=cost)
     with pytest.raises(InvalidInput, match=r"gave a float for task '7'; it returns an srpo_env.Score"):
         value(tasks, tasks.tasks[0], "4", ())
 
