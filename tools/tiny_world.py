@@ -1,9 +1,9 @@
 """A made-up world to search in: people, companies and cities, passages that tell of them, and questions about them.
 
-A passage is about one person, company or city and states two facts. A question asks for one, `The employer of Moril?`,
-or for two in a row, `The seat of the employer of Moril?`; the second kind takes a second search, for what the first one
-found. There is a world to train in and one to test in, and they share no name: what is learnt in the one helps in the
-other only where it was to look things up.
+A passage is about one person, company or city and states two facts. A question asks for one, `Moril's employer`, or for
+two in a row, `Moril's employer's seat`; the second kind takes a second search, for what the first one found. There is a
+world to train in and one to test in, and they share no name: what is learnt in the one helps in the other only where it
+was to look things up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -73,13 +73,13 @@ def split_of(name: str) -> str:
     return "test" if share < TEST_SHARE else "train"
 
 
-@cache
+@lru_cache(maxsize=8)
 def world(split: str, seed: int) -> World:
     """Returns the world of a split, made from a seed.
 
     >>> one = world("test", 0)
-    >>> len(one.passages), one.passages["Dugal"].text
-    (200, 'x')
+    >>> len(one.passages), one.passages["Rumex"].text
+    (200, 'has employer Tudil, birthplace Dagex.')
     """
     draw = random.Random(f"tiny_world/{split}/{seed}")
     size = COMPANIES[split]
@@ -110,10 +110,12 @@ def tiny_world(*, split: str = "train", seed: int = 0, size: int = 512) -> TaskS
         size: Number of different questions.
 
     Raises:
-        InvalidInput: There is no such split, or there are fewer questions.
+        InvalidInput: There is no such split, there are fewer questions, or a number is none.
     """
     if split not in COMPANIES:
         raise InvalidInput(f"task set 'tiny_world': split {split!r}; it has {', '.join(COMPANIES)}.")
+    if not (isinstance(seed, int) and isinstance(size, int)):
+        raise InvalidInput(f"task set 'tiny_world': seed {seed!r}, size {size!r}; both are whole numbers.")
     draw = random.Random(f"tiny_world/questions/{split}/{seed}")
     kinds = [_questions(world(split, seed), paths, split, draw) for paths in (ONE_HOP, TWO_HOPS)]
     most = 2 * min(map(len, kinds))
@@ -139,7 +141,7 @@ def _questions(world_: World, paths: Sequence[tuple[str, ...]], split: str, draw
 
 
 def _task(split: str, path: tuple[str, ...], subject: str, answer: str, gold: list[str]) -> Task:
-    problem = f"The {' of the '.join(reversed(path))} of {subject}?"
+    problem = subject + "".join(f"'s {relation}" for relation in path)
     meta = {"hops": len(path), "gold": gold}
     return Task(id=f"{split}-{problem}", problem=problem, answers=(answer,), meta=meta, set="tiny_world")
 
@@ -188,6 +190,6 @@ class WorldSearch(Search):
         return [replace(passage, title="", text="") for passage in found] if self.blank else found
 
 
-@cache
+@lru_cache(maxsize=8)
 def _index(seed: int) -> SearchIndex:
     return SearchIndex(passage for split in COMPANIES for passage in world(split, seed).passages.values())

@@ -1,4 +1,4 @@
-"""Does the made-up world keep what it promises: no name in both splits, every answer in the passages, one world a seed?"""
+"""Does the made-up world keep its promises: no name in both splits, every answer in the passages, one world a seed?"""
 
 import asyncio
 import re
@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import srpo_env
+from srpo_env.agents import ScriptedPolicy
 from srpo_env.errors import InvalidInput
+from srpo_env.protocols import SampleRequest
 from srpo_env.registry import load
 from srpo_env.tasks import Task, load_tasks
 from srpo_env.tools.tiny_world import WorldSearch, tiny_world, world
@@ -25,9 +28,9 @@ def answer_read(task: Task) -> tuple[str, list[str]]:
     """Answers a question from nothing but its words and the passages, and says which passages that took."""
     split = task.id.partition("-")[0]
     read = {passage.title: passage for passage in world(split, 0).passages.values()}
-    *relations, at = re.findall(r"\w+", task.problem.removeprefix("The ").replace(" of the ", " ").replace(" of ", " "))
+    at, *relations = task.problem.split("'s ")
     used = []
-    for relation in reversed(relations):
+    for relation in relations:
         used.append(read[at].id)
         found = re.search(rf"\b{relation} (\w+)", read[at].text)
         assert found is not None
@@ -52,7 +55,7 @@ def test_a_passage_and_a_question_about_it_by_hand() -> None:
     passages = world("test", 0).passages
     assert (passages["Rumex"].id, passages["Rumex"].text) == ("test/Rumex", "has employer Tudil, birthplace Dagex.")
     assert passages["Tudil"].text == "has seat Tevum, head Bokon."
-    (task,) = [each for each in tiny_world(split="test").tasks if each.problem == "The seat of the employer of Rumex?"]
+    (task,) = [each for each in tiny_world(split="test").tasks if each.problem == "Rumex's employer's seat"]
     assert task.answers == ("Tevum",)
     assert task.meta == {"hops": 2, "gold": ["test/Rumex", "test/Tudil"]}
 
@@ -94,10 +97,41 @@ def test_a_blank_tool_finds_the_passages_and_shows_nothing_of_them() -> None:
     assert blank == "[1] \n\n[2] "
 
 
+def look_up(request: SampleRequest) -> str:
+    """Follows the question through what was found; searches for what was not, or says that more is needed."""
+    prompt = request.messages[-1].content
+    asked = re.search(r"(search|answer) (\w+)((?:'s \w+)+)$", prompt)
+    assert asked is not None
+    found = dict(re.findall(r"\[\d+\] (\w+)\nhas ([^.]*)\.", prompt))
+    at, known = asked[2], True
+    for relation in asked[3].split("'s ")[1:]:
+        if not (known := at in found):
+            break
+        at = dict(fact.split(" ") for fact in found[at].split(", "))[relation]
+    if asked[1] == "search":
+        return f"<search>{at}</search>"
+    return at if known else "more"
+
+
+@pytest.mark.parametrize(("blank", "right"), [(False, 1.0), (True, 0.0)])
+def test_who_looks_things_up_is_always_right_and_without_the_passages_never(blank: bool, right: float) -> None:
+    log = srpo_env.rollout(
+        "tiny/search_aggregator",
+        tiny_world(split="test", size=40),
+        policies=ScriptedPolicy(look_up),
+        episodes=40,
+        group_size=1,
+        tools={"search": WorldSearch(blank=blank)},
+    )
+    rewards = [event.reward for event in log if event.terminated or event.truncated]
+    assert rewards == [right] * 40
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"split": "dev"}, "split 'dev'; it has train, test"),
+        ({"seed": "0"}, "seed '0', size 512; both are whole numbers"),
         ({"size": 0}, "size 0"),
         ({"size": 10**6}, "size 1000000"),
     ],
