@@ -1,4 +1,4 @@
-"""The tiny model that ships: a Qwen3 of about 0.3 M parameters with a character tokenizer, warm-started on sums."""
+"""The tiny models that ship, Qwen3s of about 0.3 M parameters: one warm-started on sums, one on looking things up."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ from pathlib import Path
 def arithmetic() -> Path:
     """Returns the transformers folder of the policy that the recipe `arithmetic_tiny` starts from."""
     return Path(__file__).parent / "models" / "arithmetic"
+
+
+def search() -> Path:
+    """Returns the transformers folder of the policy that the recipe `search_tiny` starts from."""
+    return Path(__file__).parent / "models" / "search"

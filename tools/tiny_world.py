@@ -143,7 +143,8 @@ def _questions(world_: World, paths: Sequence[tuple[str, ...]], split: str, draw
 def _task(split: str, path: tuple[str, ...], subject: str, answer: str, gold: list[str]) -> Task:
     problem = subject + "".join(f"'s {relation}" for relation in path)
     meta = {"hops": len(path), "gold": gold}
-    return Task(id=f"{split}-{problem}", problem=problem, answers=(answer,), meta=meta, set="tiny_world")
+    answers = (answer, f"{path[-1]} {answer}")
+    return Task(id=f"{split}-{problem}", problem=problem, answers=answers, meta=meta, set="tiny_world")
 
 
 class WorldSettings(BaseModel):

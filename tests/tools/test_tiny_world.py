@@ -56,7 +56,7 @@ def test_a_passage_and_a_question_about_it_by_hand() -> None:
     assert (passages["Rumex"].id, passages["Rumex"].text) == ("test/Rumex", "has employer Tudil, birthplace Dagex.")
     assert passages["Tudil"].text == "has seat Tevum, head Bokon."
     (task,) = [each for each in tiny_world(split="test").tasks if each.problem == "Rumex's employer's seat"]
-    assert task.answers == ("Tevum",)
+    assert task.answers == ("Tevum", "seat Tevum")
     assert task.meta == {"hops": 2, "gold": ["test/Rumex", "test/Tudil"]}
 
 
