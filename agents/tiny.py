@@ -1,4 +1,4 @@
-"""The tiny models that ship: Qwen3s of about 0.3 M parameters with a character tokenizer, warm-started on sums."""
+"""The tiny models that ship, Qwen3s of about 0.3 M parameters: two warm-started on sums, one on looking things up."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def arithmetic() -> Path:
 def router() -> Path:
     """Returns the transformers folder of the router and the solvers that the recipe `router_tiny` starts from."""
     return Path(__file__).parent / "models" / "router"
+
+
+def search() -> Path:
+    """Returns the transformers folder of the policy that the recipe `search_tiny` starts from."""
+    return Path(__file__).parent / "models" / "search"

@@ -36,7 +36,12 @@ def test_every_workflow_that_ships_conforms(name: str) -> None:
     check_workflow(name)
 
 
-ARGUMENTS = {"calculator": {"expression": "17 * 24"}, "search": {"query": "mayor"}, "bm25": {"query": "rain"}}
+ARGUMENTS = {
+    "calculator": {"expression": "17 * 24"},
+    "search": {"query": "mayor"},
+    "bm25": {"query": "rain"},
+    "tiny_world": {"query": "Tudil"},
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(registered("tool")) - {"http"}))  # which needs a server: test_retriever

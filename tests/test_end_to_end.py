@@ -153,6 +153,20 @@ def test_policies_that_can_rest_do_so_while_the_learner_learns(tmp_path: Path, m
     assert did == ["sample", *["rest", "learn", "sample"] * 2]
 
 
+def test_a_team_that_searches_is_trained_on_what_it_wrote_and_not_on_what_it_found(tmp_path: Path) -> None:
+    settings = ["rollout.tasks_per_batch=4", "tasks.eval.size=8", "updates=2", f"run={tmp_path / 'run'}"]
+    run = train("search_tiny", settings)
+    lines = [line["metrics"] for line in read_metrics(Path(run.run)) if line["kind"] == "update"]
+    assert [(line["episodes"], line["steps"], line["event_completeness"]) for line in lines] == [(32, 2, 1.0)] * 2
+    log = EventLog(run.run)
+    assert {(event.node, len(event.members)) for event in log} == {("search", 3), ("aggregate", 1)}
+    calls = [call for event in log for member in event.members for call in member.tool_calls]
+    assert any(call.result.startswith("[1] ") and "\nhas " in call.result for call in calls)
+    sampled = [event for event in log if event.batch.startswith("update")]
+    outputs = sum(len(member.output.output_ids or ()) for event in sampled for member in event.members)
+    assert sum(line["tokens_trained"] for line in lines) == outputs
+
+
 PAIR = """
 name: pair
 agents:
