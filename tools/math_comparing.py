@@ -24,14 +24,18 @@ from antlr4.atn.ParserATNSimulator import ParserATNSimulator, PredictionMode
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader
 from math_verify import parser as reading
 from sympy import Basic, Expr, Float, MatrixBase, N
+from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.relational import Relational
 
 from srpo_env.tools.math_answers import Answer
+from srpo_env.tools.math_spelling import spelled
 
 MEMORY_BYTES = 2 * 1024**3
 """Address space of a worker; a request that needs more is unscorable."""
 
 _LATEX, _EXPRESSION = LatexExtractionConfig(), ExprExtractionConfig()
 _library_numeric_eq = grader.sympy_numeric_eq
+_library_solve_and_compare = grader.sympy_solve_and_compare
 _library_latex2sympy = reading.latex2sympy
 
 
@@ -60,7 +64,7 @@ def _references(gold: Answer) -> list[Basic | MatrixBase]:
 def _read(answer: Answer) -> list[Basic | MatrixBase]:
     """What math-verify reads; an answer that stands alone is boxed, or else `x+1` would be read as 1."""
     if answer.stated:
-        text, targets = rf"\boxed{{{answer.text}}}", [_LATEX]
+        text, targets = rf"\boxed{{{spelled(answer.text)}}}", [_LATEX]
     elif r"\(" in answer.text or r"\[" in answer.text:
         text, targets = answer.text, [_LATEX]
     else:
@@ -107,6 +111,8 @@ def _sll() -> Iterator[None]:
 
 def _numeric_eq(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
     """math-verify's comparison of values, which takes all below 1e-15 for equal, with a relative one behind it."""
+    if any(isinstance(each, Basic) and each.has(ExprWithLimits) and each.free_symbols for each in (first, second)):
+        return False  # a sum with symbols in it has no value, and seeking one is slow
     return bool(_library_numeric_eq(first, second, float_rounding, numeric_precision)) and _close(first, second)
 
 
@@ -122,6 +128,13 @@ def _close(first: Any, second: Any) -> bool:
         return bool(abs(values[0] - values[1]) <= allowed * size)
     except (TypeError, ValueError, AttributeError, ArithmeticError):
         return True  # not numbers: there is nothing to be rounded
+
+
+def _solve_and_compare(gold: Relational, answer: Relational, float_rounding: int, numeric_precision: int) -> bool:
+    """math-verify's last resort for equations, where there is hope: no solver helps with sums and integrals in them."""
+    if gold.has(ExprWithLimits) or answer.has(ExprWithLimits):
+        return False
+    return bool(_library_solve_and_compare(gold, answer, float_rounding, numeric_precision))
 
 
 def _serve(replies: TextIO, deadline_s: float) -> None:
@@ -151,7 +164,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
-    grader.sympy_numeric_eq, reading.latex2sympy = _numeric_eq, _latex2sympy
+    grader.sympy_numeric_eq, grader.sympy_solve_and_compare = _numeric_eq, _solve_and_compare
+    reading.latex2sympy = _latex2sympy
     compare(Answer(r"\frac{1}{2}"), Answer(r"\sqrt{2}"))  # fills the tables of the grammar, for every child
     while (child := os.fork()) != 0:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
