@@ -17,6 +17,8 @@ from srpo_env.parsers import after_thinking, boxes, tagged
 from srpo_env.tools.math_exact import same
 
 Verdict = Literal["right", "wrong", "unscorable"]
+EXHAUSTED: Literal["exhausted"] = "exhausted"
+"""What a comparison that ran out of time or memory says instead of a verdict."""
 
 _AFTER_THE_REPLY = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text)\|>|<｜end▁of▁sentence｜>|</s>")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")

@@ -27,11 +27,13 @@ from sympy import Basic, Expr, Float, MatrixBase, N
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.relational import Relational
 
-from srpo_env.tools.math_answers import Answer
+from srpo_env.tools.math_answers import EXHAUSTED, Answer
 from srpo_env.tools.math_spelling import spelled
 
 MEMORY_BYTES = 2 * 1024**3
-"""Address space of a worker; a request that needs more is unscorable."""
+"""Address space of a worker."""
+WALL_FACTOR = 6
+"""A comparison ends after its deadline in CPU seconds, or this many times that by the clock: then nothing is known."""
 
 _LATEX, _EXPRESSION = LatexExtractionConfig(), ExprExtractionConfig()
 _library_numeric_eq = grader.sympy_numeric_eq
@@ -141,11 +143,15 @@ def _serve(replies: TextIO, deadline_s: float) -> None:
     """Answers requests until stdin ends."""
     for line in sys.stdin:
         gold, answer, tolerance = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+        signal.setitimer(signal.ITIMER_PROF, deadline_s)
+        signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * deadline_s)
         try:
             reply = compare(Answer(*gold), Answer(*answer), tolerance)
+        except MemoryError:
+            reply = EXHAUSTED, f"took more than {MEMORY_BYTES // 2**30} GiB"
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is a reason and no verdict
             reply = "unscorable", f"math-verify raised {type(error).__name__}"
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(replies, reply)
 
@@ -171,8 +177,12 @@ def main() -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
             os._exit(0)  # at once: there is nothing to tidy up
-        late = code == -signal.SIGALRM
-        _write(replies, ("unscorable", f"no verdict within {deadline_s:g} s" if late else f"it ended with code {code}"))
+        if code == -signal.SIGPROF:
+            _write(replies, (EXHAUSTED, f"took longer than {deadline_s:g} s"))
+        elif code == -signal.SIGALRM:
+            _write(replies, ("unscorable", f"the machine was busy for {WALL_FACTOR * deadline_s:g} s"))
+        else:
+            _write(replies, ("unscorable", f"the comparison ended with code {code}"))
     _serve(replies, deadline_s)
     os._exit(0)
 

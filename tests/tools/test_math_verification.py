@@ -66,6 +66,27 @@ def verifier() -> Iterator[MathVerifier]:
         ("73", "Thus there are **73** of them."),
         ("27, 54, 108, 135", "135,108,54,27"),
         (r"\sqrt{2}", "1.414214"),
+        (r"10\text{ m/s}", r"\boxed{10 \frac{\text{m}}{\text{s}}}"),
+        ("120", r"\boxed{120°}"),
+        (r"18\%", r"\boxed{0.18}"),
+        (r"(-\infty,1)\cup(3,\infty)", r"\boxed{x<1 \text{ or } x>3}"),
+        (r"\{x\mid x>2\}", r"\boxed{(2,\infty)}"),
+        (r"\begin{pmatrix}1/2\\2\end{pmatrix}", r"\boxed{\begin{bmatrix}0.5\\2\end{bmatrix}}"),
+        (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-2"),
+        ("3", r"\boxed{3^{\text{rd}}}"),
+        (r"5^{\text{th}}", r"\boxed{5th}"),
+        (r"0.1\overline{6}", r"\frac16"),
+        (r"\frac{1}{3}", r"\boxed{0.\overline{3}}"),
+        (r"\sqrt{2}", "√2"),
+        (r"\infty", r"\boxed{\text{infinity}}"),
+        (r"e^2", r"\boxed{\mathrm{e}^2}"),
+        (r"\sin 30^\circ", r"\frac12"),
+        (r"\binom{5}{2}", "10"),
+        (r"4^{50}", r"\boxed{2^{100}}"),
+        ("3:4", r"\boxed{6:8}"),
+        ("42", "#### 42 apples"),
+        ("7", r"\boxed{8}, no, wait: \boxed{7}"),
+        ("B", r"\boxed{\textbf{(B) } 12}"),
     ],
 )
 def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
@@ -96,6 +117,19 @@ def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
         (r"\frac{1}{3}", "0.33"),
         ("5", r"\boxed{\frac{}{}}"),
         ("5", "(" * 10_000),
+        (r"5\text{ cm}", r"\boxed{6\text{ cm}}"),
+        ("5", r"\boxed{5\text{ to }6}"),
+        (r"18\%", r"\boxed{1.8}"),
+        (r"(1,2)\cup(2,3)", r"\boxed{(1,3)}"),
+        (r"\emptyset", r"\boxed{\{0\}}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1&2\end{pmatrix}}"),
+        (r"0.\overline{3}", "1/4"),
+        (r"\infty", r"\boxed{-\infty}"),
+        (r"3^{\text{rd}}", "2"),
+        (r"\sin 30^\circ", r"\sin 30"),
+        ("3:4", "4:3"),
+        ("7", r"\boxed{7}, or perhaps \boxed{8}"),
+        ("5", r"\boxed{?}"),
     ],
 )
 def test_wrong(verifier: MathVerifier, gold: str, prediction: str) -> None:
@@ -129,31 +163,45 @@ def test_a_tolerance_is_kept_where_algebra_is_needed(verifier: MathVerifier) -> 
 # Deadlines, threads, loops and processes.
 
 
-def test_an_endless_answer_is_unscorable_and_the_next_one_is_judged() -> None:
+def test_an_endless_answer_is_wrong_and_the_next_one_is_judged() -> None:
+    """Were it unscorable, a policy could write power towers in place of wrong answers."""
     verifier = MathVerifier(workers=1, timeout_s=0.5)
     try:
-        assert verifier.verify("2", r"\boxed{\frac{7^{7^{7^7}}-3}{4}}").reason == "no verdict within 0.5 s"
-        assert verifier.verify("2", "10^{10^{10}}").verdict == "unscorable"
+        found = verifier.verify("2", r"\boxed{\frac{7^{7^{7^7}}-3}{4}}")
+        assert found == Verification("wrong", "it took longer than 0.5 s")
+        assert verifier.verify(r"\sqrt{5}", "10^{10^{10}}").verdict == "wrong"
+        assert verifier.verify(r"\sin^2 x", r"1-\cos^2 x").verdict == "right"
+    finally:
+        verifier.close()
+
+
+def test_an_endless_reference_is_unscorable_whatever_the_answer_is() -> None:
+    verifier = MathVerifier(workers=1, timeout_s=0.5)
+    reason = "the reference answer took longer than 0.5 s"
+    try:
+        assert verifier.verify("9^{9^{9^9}}", "2") == Verification("unscorable", reason)
+        assert verifier.verify("9^{9^{9^9}}", "8^{8^{8^8}}") == Verification("unscorable", reason)
+        assert verifier.check("9^{9^{9^9}}") == Verification("unscorable", reason)
     finally:
         verifier.close()
 
 
 def test_threads_and_loops_get_the_same_verdicts(verifier: MathVerifier) -> None:
     async def many() -> list[str]:
-        found = await asyncio.gather(*(verifier.averify(r"\sqrt{4}", str(i)) for i in range(4)))
+        found = await asyncio.gather(*(verifier.averify(r"\log_2 4", str(i)) for i in range(4)))
         return [each.verdict for each in found]
 
     with ThreadPoolExecutor(4) as threads:
-        in_threads = list(threads.map(lambda i: verifier.verify(r"\sqrt{4}", str(i)).verdict, range(4)))
+        in_threads = list(threads.map(lambda i: verifier.verify(r"\log_2 4", str(i)).verdict, range(4)))
     assert in_threads == asyncio.run(many()) == ["wrong", "wrong", "right", "wrong"]
 
 
 def test_a_worker_that_was_killed_from_outside_costs_no_verdict(verifier: MathVerifier) -> None:
-    verifier.verify(r"\sqrt{4}", "2")
+    verifier.verify(r"\log_2 4", "2")
     process = verifier._started[0].process
     assert process is not None
     os.killpg(process.pid, signal.SIGKILL)
-    assert verifier.verify(r"\sqrt{4}", "2").verdict == "right"
+    assert verifier.verify(r"\log_2 4", "2").verdict == "right"
 
 
 def test_a_closed_verifier_ends_what_is_in_flight_and_takes_nothing_more() -> None:
@@ -163,14 +211,14 @@ def test_a_closed_verifier_ends_what_is_in_flight_and_takes_nothing_more() -> No
         while not verifier._started or verifier._started[0].process is None:
             time.sleep(0.01)
         verifier.close()
-        assert waiting.result().verdict == "unscorable"
+        assert waiting.result() == Verification("unscorable", "the verifier was closed")
     with pytest.raises(InvalidInput, match="closed"):
-        verifier.verify(r"\sqrt{4}", "2")
+        verifier.verify(r"\log_2 4", "2")
 
 
 def test_no_process_outlives_its_verifiers_process() -> None:
     code = (
-        "from srpo_env.tools import MathVerifier; v = MathVerifier(workers=1); v.verify(r'\\sqrt{4}', '2'); "
+        "from srpo_env.tools import MathVerifier; v = MathVerifier(workers=1); v.verify(r'\\log_2 4', '2'); "
         "print(v._started[0].process.pid)"
     )
     group = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
