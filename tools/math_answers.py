@@ -83,6 +83,7 @@ _NOT_WORDS = frozenset(
 _PROSE = re.compile(r"[A-Za-z][A-Za-z'’,.!?\- ]*")
 _NUMBER_WITH_UNIT = re.compile(r"[-+]?[$€£¥]?[\d.,/ ]*\d\s*[A-Za-z²³°%€£¥][A-Za-z²³°%€£¥.,\s]*")
 _ANSWER = re.compile(r"answer", re.IGNORECASE)
+_SAYS = re.compile(r"^answer(?:\s|[:=*]|is\b)*", re.IGNORECASE)
 _SENTENCE = re.compile(r"\n|(?<=[.!?])\s+(?=[^a-z\s])")
 _STATES = re.compile(
     r"\b(?:is|are|was|equals?|be|gives?|total|get|by|between)\b|[=:≈]|\*\*|\$[^$\n]+\$|\\\(.+?\\\)|\\\[", re.IGNORECASE
@@ -217,6 +218,9 @@ def _sentence(text: str) -> Answer | None:
         said = text[match.start() : match.start() + _LONGEST_SENTENCE]
         first = _SENTENCE.split(said)[0]
         rest = said[len("answer") :].strip(" :*\n")
+        plain = _clean(_SAYS.sub("", first).strip(" *"))
+        if plain and number(plain.text) is not None:
+            return plain
         if _CONTENT.search(first) or _CONTENT.match(rest) or _STATED_CHOICE.match(said):
             return Answer(said, stated=False)
     for sentence in reversed(_SENTENCE.split(text)[-40:]):

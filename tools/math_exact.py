@@ -1,4 +1,4 @@
-r"""Are two answers equal, as far as exact arithmetic tells? Formulas, lists, tuples, intervals, equations.
+r"""Are two answers equal, as far as exact arithmetic tells? Formulas, lists, matrices, intervals, equations.
 
 It is much cheaper than algebra and certain where it decides; None is left to math-verify.
 """
@@ -16,6 +16,9 @@ from srpo_env.tools.math_spelling import spelled
 
 _LONGEST = 400
 _LOOKS = [
+    (re.compile(r"\\\\"), "⏎"),
+    (re.compile(r"\\begin\{[pb]matrix\}"), "⟪"),
+    (re.compile(r"\\end\{[pb]matrix\}"), "⟫"),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])"), ""),
     (re.compile(r"\\leq?(?:slant)?(?![A-Za-z])|<="), "≤"),
@@ -41,7 +44,8 @@ _THOUSANDS = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
 _NAME = re.compile(r"[A-Za-z](?:_(?:\{\w{1,3}\}|\w))?(?:\([A-Za-z]\))?")
 _NAMES = re.compile(r"\((?:[A-Za-z](?:_\w)?,)+[A-Za-z](?:_\w)?\)=")
 _RELATION = re.compile(r"[<>≤≥≠]")
-_BRACKETS = {"(": 1, "[": 1, "{": 1, "⟦": 1, ")": -1, "]": -1, "}": -1, "⟧": -1}
+_BRACKETS = {"(": 1, "[": 1, "{": 1, "⟦": 1, "⟪": 1, ")": -1, "]": -1, "}": -1, "⟧": -1, "⟫": -1}
+_INTERVALS = frozenset({"()", "[]", "(]", "[)"})
 _AMBIGUOUS = frozenset("ei")
 _INFINITY = {"∞": 1, "+∞": 1, "-∞": -1}
 
@@ -64,7 +68,7 @@ class _Region:
 
 @dataclass(frozen=True)
 class _List:
-    """Several things; `brackets` are those of a tuple, "" for lists and sets, which have no order."""
+    """Several things; `brackets` are a tuple's, ⟪⟫ of a matrix and of its rows, "" of a list or set: no order."""
 
     items: tuple[_Thing, ...]
     brackets: str
@@ -121,6 +125,9 @@ def _plain(text: str) -> str:
 
 
 def _read(text: str) -> _Thing:
+    if text.startswith("⟪") and _encloses(text):
+        rows = [row.split("&") for row in text[1:-1].split("⏎") if row]
+        return _List(tuple(_List(tuple(polynomial(cell) for cell in row), "⟪⟫") for row in rows), "⟪⟫")
     if text.count(r"\pm") == 1 and not _split_at(text, ",;")[1:]:
         return _List((_read(text.replace(r"\pm", "+")), _read(text.replace(r"\pm", "-"))), "")
     if "∨" in text or "∪" in text or "∈" in text or _RELATION.search(text):
@@ -132,10 +139,12 @@ def _read(text: str) -> _Thing:
         named = _NAMES.match(text)
         return _read(text[named.end() :]) if named else _equation(text)
     brackets = text[:1] + text[-1:]
-    if brackets in {"()", "[]", "(]", "[)", "⟦⟧", "{}"} and _encloses(text):
+    if brackets in _INTERVALS | {"⟦⟧", "{}"} and _encloses(text):
         parts = _split_at(text[1:-1], ",;")
         if "∞" in text:
             return _region(text)
+        if brackets == "()" and len(parts) == 1 and "⟪" in text:
+            return _read(text[1:-1])
         if len(parts) > 1 or brackets == "⟦⟧":
             return _List(tuple(_read(part) for part in parts), "" if brackets in ("⟦⟧", "{}") else brackets)
     return polynomial(text)
@@ -305,7 +314,7 @@ def _same_equation(gold: _Equation, answer: _Equation) -> bool | None:
 def _as_region(thing: _Thing) -> _Region | None:
     if isinstance(thing, _Region):
         return thing
-    if not (isinstance(thing, _List) and len(thing.items) == 2 and thing.brackets):
+    if not (isinstance(thing, _List) and len(thing.items) == 2 and thing.brackets in _INTERVALS):
         return None
     low, high = thing.items
     if not (isinstance(low, Polynomial) and isinstance(high, Polynomial)) or low.symbols or high.symbols:

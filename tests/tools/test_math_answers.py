@@ -49,6 +49,8 @@ def settled(gold: str, prediction: str, tolerance: float = 0.0) -> str | None:
         (r"\(x + 1\)", "x + 1"),
         ("[4.0]", "4.0"),
         ("x = 3", "x = 3"),
+        ("First 3 = 3.\n\nFinal Answer: **73**", "73"),
+        ("The answer is $1,234. I hope it is correct.", "$1,234"),
         ("42<|im_end|>\n<|im_start|>user\n43", "42"),
         ("plain 42", None),
         ("Chapter 7", None),
@@ -64,7 +66,8 @@ def test_answer_found(text: str, answer: str | None) -> None:
     [
         ("The answer is 72, in total.", "72"),
         ("So there are 12 ways.\nI hope this helps.", "12"),
-        ("First 3 = 3.\n\nFinal Answer: **73**", "73"),
+        ("First 3 = 3.\n\nFinal Answer: **73** or so", "73"),
+        ("The answer is 4 or 5.", "4 or 5"),
         ("The profit is $200,000 - $130,000 = $70,000.", "70,000"),
         ("The angle is [90].", "90"),
     ],

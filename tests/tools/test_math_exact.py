@@ -49,6 +49,7 @@ from srpo_env.tools.math_spelling import spelled
         (r"x \in [0, 1)", "0 <= x < 1"),
         (r"\{x \mid x > 2\}", r"(2, \infty)"),
         (r"0 < f(x) < 1", "(0, 1)"),
+        (r"\begin{pmatrix}\frac12 & x\\ 0 & 1\end{pmatrix}", r"\begin{bmatrix}0.5&x\\0&1\\\end{bmatrix}"),
     ],
 )
 def test_equal(gold: str, answer: str) -> None:
@@ -71,6 +72,8 @@ def test_equal(gold: str, answer: str) -> None:
         (r"\pm 17", "17"),
         ("x = 5", "y = 5"),
         ("2x - 5y + 3 = 0", "7x + y + 1 = 0"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
         ("x > 3", "x < 3"),
         ("x > 3", r"x \ge 3"),
         ("[0, 1)", "(0, 1)"),
@@ -105,6 +108,8 @@ def test_different(gold: str, answer: str) -> None:
         (r"5\%", "5"),
         (r"90^\circ", "90"),
         ("(3, 1)", "(1, 3]"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1, 2)"),
+        (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-2"),
         ("", ""),
     ],
 )
