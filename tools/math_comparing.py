@@ -2,7 +2,7 @@
 
 A request is one line of JSON on stdin, the reply one on stdout. math-verify and sympy can take any time and memory
 (9^9^9^9), inside C code too, so a forked child does the work: the kernel ends it at its deadline and bounds its memory,
-and the next child has all modules loaded. All end with the parent, when stdin closes.
+and the next child has all modules loaded. All end with the parent, however it ends, when stdin hangs up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -174,6 +175,21 @@ def _write(replies: TextIO, reply: tuple[str, str]) -> None:
     replies.flush()
 
 
+def _exit_code(child: int, woken: int) -> int:
+    """Waits for a child's end. Where the parent has gone, stdin hangs up: a child at work would notice much later."""
+    watched = select.poll()
+    watched.register(0, 0)
+    watched.register(woken, select.POLLIN)
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if any(file != woken for file, _ in watched.poll()):
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        os.read(woken, 64)
+
+
 def main() -> None:
     """Keeps a child that answers requests; one that was ended is replied for, and another forked at once."""
     deadline_s = float(sys.argv[1])
@@ -187,8 +203,12 @@ def main() -> None:
     reading.latex2sympy = _latex2sympy
     for first, second in _FORMS:  # fills the tables of the grammar for every child: one that is ended costs little
         compare(Answer(first), Answer(second))
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
     while (child := os.fork()) != 0:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = _exit_code(child, woken)
         if code == 0:
             os._exit(0)  # at once: there is nothing to tidy up
         if code == -signal.SIGPROF:

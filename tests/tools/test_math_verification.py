@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from srpo_env.errors import InvalidInput
@@ -229,19 +230,56 @@ def test_a_closed_verifier_ends_what_is_in_flight_and_takes_nothing_more() -> No
         verifier.verify(r"\log_2 4", "2")
 
 
-def test_no_process_outlives_its_verifiers_process() -> None:
-    code = (
-        "from srpo_env.tools import MathVerifier; v = MathVerifier(workers=1); v.verify(r'\\log_2 4', '2'); "
-        "print(v._started[0].process.pid)"
-    )
-    group = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-    for _ in range(200):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker is still there")
+IN_FLIGHT = """
+import asyncio, sys
+from srpo_env.tools import MathVerifier
+
+async def main():
+    verifier = MathVerifier(workers=2, timeout_s=600)
+    asked = [asyncio.create_task(verifier.averify("2", answer)) for answer in ("9^{9^{9^9}}", "10^{10^{10}}")]
+    while len(verifier._started) < 2 or not all(each.process and each.busy for each in verifier._started):
+        await asyncio.sleep(0.01)
+    print(*(each.process.pid for each in verifier._started), flush=True)
+    await asyncio.gather(*asked)
+
+asyncio.run(main())
+"""
+
+
+def wait_until(happened: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def is_at_work(group: int) -> bool:
+    """Whether the group's process has forked the one that compares."""
+    return bool(psutil.Process(group).children())
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_a_run_ends_with_answers_in_flight_no_worker_is_left(end: signal.Signals) -> None:
+    """The deadline is ten minutes: what waits for it fails here."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_FLIGHT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as run:
+        assert run.stdout is not None
+        groups = [int(word) for word in run.stdout.readline().split()]
+        assert wait_until(lambda: all(map(is_at_work, groups)), 60)
+        run.send_signal(end)
+        assert wait_until(lambda: run.poll() is not None, 20)
+    assert wait_until(lambda: all(map(is_gone, groups)), 20)
 
 
 @pytest.mark.parametrize("settings", [{"timeout_s": 0.0}, {"workers": 0}])
