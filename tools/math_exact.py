@@ -347,8 +347,8 @@ def _same_end(one: _End, other: _End) -> bool | None:
 def _same_list(gold: _List, answer: _List) -> bool | None:
     if gold.brackets and answer.brackets:
         if gold.brackets != answer.brackets:
-            regions = _as_region(gold), _as_region(answer)
-            return _same_region(*regions) if regions[0] and regions[1] else None
+            one, other = _as_region(gold), _as_region(answer)
+            return _same_region(one, other) if one and other else None
         if len(gold.items) != len(answer.items):
             return False
         found = [_same(one, other) for one, other in zip(gold.items, answer.items, strict=True)]

@@ -180,9 +180,7 @@ class _Worker(threading.Thread):
         verdict, reason = self._ask(request.reference, request.answer, request.tolerance)
         if verdict != EXHAUSTED:
             return Verification(verdict, reason)
-        plain, its_reason = verdict, reason
-        if request.answer != _PLAIN:
-            plain, its_reason = self._ask(request.reference, _PLAIN, 0.0)
+        plain, its_reason = self._ask(request.reference, _PLAIN, 0.0)
         if plain == EXHAUSTED:
             return Verification("unscorable", f"the reference answer {its_reason}")
         return (

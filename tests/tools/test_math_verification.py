@@ -87,6 +87,10 @@ def verifier() -> Iterator[MathVerifier]:
         ("42", "#### 42 apples"),
         ("7", r"\boxed{8}, no, wait: \boxed{7}"),
         ("B", r"\boxed{\textbf{(B) } 12}"),
+        ("64,250", "64250"),
+        ("7", r"so \boxed{007}. The total is 1,350,007, which ends in \boxed{007}."),
+        ("2", r"\boxed{\boxed{2}}"),
+        ("42", "#### 42\n" + " and this confirms it." * 40),
     ],
 )
 def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
@@ -130,6 +134,8 @@ def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
         ("3:4", "4:3"),
         ("7", r"\boxed{7}, or perhaps \boxed{8}"),
         ("5", r"\boxed{?}"),
+        ("1", "10"),
+        ("42", r"<think>\boxed{42}</think> I am done."),
     ],
 )
 def test_wrong(verifier: MathVerifier, gold: str, prediction: str) -> None:
