@@ -14,8 +14,11 @@ from fractions import Fraction
 from typing import Literal
 
 from srpo_env.parsers import after_thinking, boxes, tagged
+from srpo_env.tools.math_exact import same
 
 Verdict = Literal["right", "wrong", "unscorable"]
+EXHAUSTED: Literal["exhausted"] = "exhausted"
+"""What a comparison that ran out of time or memory says instead of a verdict."""
 
 _AFTER_THE_REPLY = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text)\|>|<｜end▁of▁sentence｜>|</s>")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -80,6 +83,7 @@ _NOT_WORDS = frozenset(
 _PROSE = re.compile(r"[A-Za-z][A-Za-z'’,.!?\- ]*")
 _NUMBER_WITH_UNIT = re.compile(r"[-+]?[$€£¥]?[\d.,/ ]*\d\s*[A-Za-z²³°%€£¥][A-Za-z²³°%€£¥.,\s]*")
 _ANSWER = re.compile(r"answer", re.IGNORECASE)
+_SAYS = re.compile(r"^answer(?:\s|[:=*]|is\b)*", re.IGNORECASE)
 _SENTENCE = re.compile(r"\n|(?<=[.!?])\s+(?=[^a-z\s])")
 _STATES = re.compile(
     r"\b(?:is|are|was|equals?|be|gives?|total|get|by|between)\b|[=:≈]|\*\*|\$[^$\n]+\$|\\\(.+?\\\)|\\\[", re.IGNORECASE
@@ -109,6 +113,8 @@ _NUMBER = re.compile(
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _FRACTION = re.compile(r"(?P<sign>[-+]?)(?:\\[dtc]?frac\{(\d{1,400})\}\{(\d{1,400})\}|(\d{1,400})/(\d{1,400}))")
+
+_MIXED = re.compile(r"([-+]?)(\d{1,400}) (\d{1,400})/(\d{1,400})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +218,9 @@ def _sentence(text: str) -> Answer | None:
         said = text[match.start() : match.start() + _LONGEST_SENTENCE]
         first = _SENTENCE.split(said)[0]
         rest = said[len("answer") :].strip(" :*\n")
+        plain = _clean(_SAYS.sub("", first).strip(" *"))
+        if plain and number(plain.text) is not None:
+            return plain
         if _CONTENT.search(first) or _CONTENT.match(rest) or _STATED_CHOICE.match(said):
             return Answer(said, stated=False)
     for sentence in reversed(_SENTENCE.split(text)[-40:]):
@@ -241,18 +250,19 @@ def settle(gold: Answer | None, answer: Answer | None, tolerance: float = 0.0) -
         return "right", "same text"
     if (words := _words(gold.text)) is not None:
         return _equal(words == _words_of(answer))
-    if not (gold.stated and answer.stated):
-        return None
     times = _TIME.fullmatch(gold.text), _TIME.fullmatch(answer.text)
     if times[0] and times[1]:
         return _equal(_clock(times[0]) == _clock(times[1]))
+    if not (gold.stated and answer.stated):
+        return None
     if _DOTS.search(gold.text) or _DOTS.search(answer.text):
         return _equal(_same_sequence(gold.text.split(","), answer.text.split(",")))
     numbers = number(gold.text, answer.text), number(answer.text, gold.text)
     if numbers[0] is not None and numbers[1] is not None:
         near = abs(numbers[0][0] - numbers[1][0]) <= Fraction(tolerance)
         return _equal(near or same_number(*numbers[0], *numbers[1]))
-    return None
+    exact = same(gold.text, answer.text)
+    return _equal(exact) if exact or (exact is False and not tolerance) else None
 
 
 def _equal(same: bool) -> tuple[Verdict, str]:
@@ -326,7 +336,7 @@ def _same_plain_number(first: str, second: str) -> bool:
 
 
 def number(text: str, other: str = "") -> tuple[Fraction, bool] | None:
-    r"""Reads a plain number or a fraction of two; None where the text is anything else.
+    r"""Reads a plain number or a fraction of two, or both (`1 1/2`); None where the text is anything else.
 
     Digits may be grouped by commas or spaces, `1{,}000` and `1\,000` too. A single comma is read as a decimal one where
     `other`, what it is compared with, has a decimal point.
@@ -344,6 +354,12 @@ def number(text: str, other: str = "") -> tuple[Fraction, bool] | None:
         above, below = match[2] or match[4], match[3] or match[5]
         value = Fraction(int(above), int(below)) if int(below) else None
         return None if value is None else (-value if match["sign"] == "-" else value, False)
+    if match := _MIXED.fullmatch(text):
+        value = Fraction(int(match[3]), int(match[4])) if int(match[4]) else None
+        if value is None or value >= 1:
+            return None
+        value += int(match[2])
+        return -value if match[1] == "-" else value, False
     match = _NUMBER.fullmatch(text)
     if not match and "." in other and _DECIMAL_COMMA.fullmatch(text):
         match = _NUMBER.fullmatch(text.replace(",", "."))

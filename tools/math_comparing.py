@@ -2,7 +2,7 @@
 
 A request is one line of JSON on stdin, the reply one on stdout. math-verify and sympy can take any time and memory
 (9^9^9^9), inside C code too, so a forked child does the work: the kernel ends it at its deadline and bounds its memory,
-and the next child has all modules loaded. All end with the parent, when stdin closes.
+and the next child has all modules loaded. All end with the parent, however it ends, when stdin hangs up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,15 +24,27 @@ import math_verify
 from antlr4.atn.ParserATNSimulator import ParserATNSimulator, PredictionMode
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader
 from math_verify import parser as reading
-from sympy import Basic, Expr, Float, MatrixBase, N
+from sympy import Basic, Expr, Float, MatrixBase, N, Tuple
+from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.relational import Relational
 
-from srpo_env.tools.math_answers import Answer
+from srpo_env.tools.math_answers import EXHAUSTED, Answer
+from srpo_env.tools.math_spelling import spelled
 
 MEMORY_BYTES = 2 * 1024**3
-"""Address space of a worker; a request that needs more is unscorable."""
+"""Address space of a worker."""
+WALL_FACTOR = 20
+"""A comparison ends after its deadline in CPU seconds, or this many times that by the clock: then nothing is known."""
 
+_FORMS = [
+    (r"\frac{1}{2}", r"\sqrt{2}"),
+    (r"a_n = \sum_{k=0}^{n-1} a_k", r"a_n = \sum_{k=1}^{n} a_k"),
+    (r"\frac{2(x^2+1)}{3(x-1)^{1/3}}", r"\sqrt[3]{x}"),
+    (r"\begin{pmatrix}\frac{1}{2}&0\\-\sin(x)&1\end{pmatrix}", r"\begin{pmatrix}\frac{1}{2}&0\\\cos(x)&1\end{pmatrix}"),
+]
 _LATEX, _EXPRESSION = LatexExtractionConfig(), ExprExtractionConfig()
 _library_numeric_eq = grader.sympy_numeric_eq
+_library_solve_and_compare = grader.sympy_solve_and_compare
 _library_latex2sympy = reading.latex2sympy
 
 
@@ -60,7 +73,7 @@ def _references(gold: Answer) -> list[Basic | MatrixBase]:
 def _read(answer: Answer) -> list[Basic | MatrixBase]:
     """What math-verify reads; an answer that stands alone is boxed, or else `x+1` would be read as 1."""
     if answer.stated:
-        text, targets = rf"\boxed{{{answer.text}}}", [_LATEX]
+        text, targets = rf"\boxed{{{spelled(answer.text)}}}", [_LATEX]
     elif r"\(" in answer.text or r"\[" in answer.text:
         text, targets = answer.text, [_LATEX]
     else:
@@ -70,6 +83,13 @@ def _read(answer: Answer) -> list[Basic | MatrixBase]:
 
 
 def _near(first: Any, second: Any, tolerance: float) -> bool:
+    """Whether numbers, or those in the same places of matrices and tuples, differ by no more than the tolerance."""
+    if isinstance(first, MatrixBase) and isinstance(second, MatrixBase):
+        pairs = zip(first.flat(), second.flat(), strict=False)
+        return first.shape == second.shape and all(_near(one, other, tolerance) for one, other in pairs)
+    if isinstance(first, Tuple) and isinstance(second, Tuple):
+        pairs = zip(first, second, strict=False)
+        return len(first) == len(second) and all(_near(one, other, tolerance) for one, other in pairs)
     values = [N(grader.get_pct_val(each, each), 30) for each in (first, second) if isinstance(each, Expr)]
     return (
         len(values) == 2
@@ -107,6 +127,8 @@ def _sll() -> Iterator[None]:
 
 def _numeric_eq(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
     """math-verify's comparison of values, which takes all below 1e-15 for equal, with a relative one behind it."""
+    if any(isinstance(each, Basic) and each.has(ExprWithLimits) and each.free_symbols for each in (first, second)):
+        return False  # a sum with symbols in it has no value, and seeking one is slow
     return bool(_library_numeric_eq(first, second, float_rounding, numeric_precision)) and _close(first, second)
 
 
@@ -124,15 +146,26 @@ def _close(first: Any, second: Any) -> bool:
         return True  # not numbers: there is nothing to be rounded
 
 
+def _solve_and_compare(gold: Relational, answer: Relational, float_rounding: int, numeric_precision: int) -> bool:
+    """math-verify's last resort for equations, where there is hope: no solver helps with sums and integrals in them."""
+    if gold.has(ExprWithLimits) or answer.has(ExprWithLimits):
+        return False
+    return bool(_library_solve_and_compare(gold, answer, float_rounding, numeric_precision))
+
+
 def _serve(replies: TextIO, deadline_s: float) -> None:
     """Answers requests until stdin ends."""
     for line in sys.stdin:
         gold, answer, tolerance = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+        signal.setitimer(signal.ITIMER_PROF, deadline_s)
+        signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * deadline_s)
         try:
             reply = compare(Answer(*gold), Answer(*answer), tolerance)
+        except MemoryError:
+            reply = EXHAUSTED, f"took more than {MEMORY_BYTES // 2**30} GiB"
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is a reason and no verdict
             reply = "unscorable", f"math-verify raised {type(error).__name__}"
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(replies, reply)
 
@@ -140,6 +173,21 @@ def _serve(replies: TextIO, deadline_s: float) -> None:
 def _write(replies: TextIO, reply: tuple[str, str]) -> None:
     replies.write(json.dumps(reply) + "\n")
     replies.flush()
+
+
+def _exit_code(child: int, woken: int) -> int:
+    """Waits for a child's end. Where the parent has gone, stdin hangs up: a child at work would notice much later."""
+    watched = select.poll()
+    watched.register(0, 0)
+    watched.register(woken, select.POLLIN)
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if any(file != woken for file, _ in watched.poll()):
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        os.read(woken, 64)
 
 
 def main() -> None:
@@ -151,14 +199,24 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
-    grader.sympy_numeric_eq, reading.latex2sympy = _numeric_eq, _latex2sympy
-    compare(Answer(r"\frac{1}{2}"), Answer(r"\sqrt{2}"))  # fills the tables of the grammar, for every child
+    grader.sympy_numeric_eq, grader.sympy_solve_and_compare = _numeric_eq, _solve_and_compare
+    reading.latex2sympy = _latex2sympy
+    for first, second in _FORMS:  # fills the tables of the grammar for every child: one that is ended costs little
+        compare(Answer(first), Answer(second))
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
     while (child := os.fork()) != 0:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = _exit_code(child, woken)
         if code == 0:
             os._exit(0)  # at once: there is nothing to tidy up
-        late = code == -signal.SIGALRM
-        _write(replies, ("unscorable", f"no verdict within {deadline_s:g} s" if late else f"it ended with code {code}"))
+        if code == -signal.SIGPROF:
+            _write(replies, (EXHAUSTED, f"took longer than {deadline_s:g} s"))
+        elif code == -signal.SIGALRM:
+            _write(replies, ("unscorable", f"the machine was busy for {WALL_FACTOR * deadline_s:g} s"))
+        else:
+            _write(replies, ("unscorable", f"the comparison ended with code {code}"))
     _serve(replies, deadline_s)
     os._exit(0)
 

@@ -1,8 +1,10 @@
 r"""Is an answer to a math problem right? Verdicts of math-verify, behind a fast path and with a deadline.
 
 Equal strings and plain numbers are settled at once, in this process. The rest goes to worker processes
-(`math_comparing`), of which a verifier has as many as there are cores, started when first needed. An answer that takes
-longer than its deadline, or breaks the comparison, is unscorable: no error is ever a silent "wrong".
+(`math_comparing`), of which a verifier has as many as there are cores, started when first needed. Where a comparison
+runs out of time or memory, the reference is compared with a plain number. If that goes well, the answer is at fault and
+wrong, or else power towers would be a way around a zero; if not, the task is unscorable, as where a comparison breaks:
+no error is ever a silent "wrong".
 """
 
 from __future__ import annotations
@@ -21,17 +23,18 @@ from concurrent.futures import Future
 from dataclasses import astuple, dataclass
 from functools import cache
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from srpo_env.errors import InvalidInput
 from srpo_env.records import Event
 from srpo_env.rewards import Score
-from srpo_env.tools.math_answers import Answer, Verdict, answer_of, reference_of, settle
+from srpo_env.tools.math_answers import EXHAUSTED, Answer, Verdict, answer_of, reference_of, settle
 
 if TYPE_CHECKING:
     from srpo_env.tasks import Task
 
 _NO_ANSWER = "\0"
+_PLAIN = Answer("355/113")
 _GRACE_S = 1.0
 LONGEST_ANSWER = 1000
 """Characters; a longer answer than this, and than four times the reference, is wrong."""
@@ -42,7 +45,8 @@ class Verification:
     """What became of an answer.
 
     Attributes:
-        verdict: `unscorable` where the reference can't be compared with, or the comparison failed.
+        verdict: `unscorable` where the reference can't be compared with, or the comparison failed on no fault of the
+            answer's.
         reason: Why, in a few words.
     """
 
@@ -60,7 +64,7 @@ class MathVerifier:
     r"""Compares answers with references; safe to use from several threads and event loops.
 
     Args:
-        timeout_s: Deadline of one comparison, in seconds.
+        timeout_s: Deadline of one comparison, in CPU seconds: a busy machine changes no verdict.
         workers: Processes; the number of cores this process may use by default.
 
     Example:
@@ -107,7 +111,10 @@ class MathVerifier:
         settled = settle(reference, Answer(_NO_ANSWER))
         if reference is None or (settled and settled[0] == "unscorable"):
             return Verification("unscorable", settled[1] if settled else "no reference answer")
-        return Verification("right", "equal") if settled else self._ask(reference, reference, 0.0).result()
+        if settled:
+            return Verification("right", "equal")
+        found = self._ask(reference, _PLAIN, 0.0).result()
+        return found if found.verdict == "unscorable" else Verification("right", "equal")
 
     def close(self) -> None:
         """Ends the workers; what is in flight becomes unscorable."""
@@ -124,7 +131,7 @@ class MathVerifier:
         return self._ask(reference, answer, tolerance)
 
     def _ask(self, reference: Answer, answer: Answer, tolerance: float) -> Future[Verification]:
-        request = _Request(json.dumps([astuple(reference), astuple(answer), tolerance]), Future())
+        request = _Request(reference, answer, tolerance, Future())
         with self._lock:
             if not self._close.alive:
                 raise InvalidInput("this MathVerifier is closed; make a new one.")
@@ -142,7 +149,9 @@ class MathVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    line: str
+    reference: Answer
+    answer: Answer
+    tolerance: float
     verdict: Future[Verification]
 
 
@@ -161,13 +170,25 @@ class _Worker(threading.Thread):
         while (request := self._queue.get()) is not None:
             if request.verdict.set_running_or_notify_cancel():
                 self.busy = True
-                found = self._ask(request.line)
+                found = self._judge(request)
                 self.busy = False
                 request.verdict.set_result(found)
         if self.process is not None:
             _end(self.process)
 
-    def _ask(self, line: str) -> Verification:
+    def _judge(self, request: _Request) -> Verification:
+        verdict, reason = self._ask(request.reference, request.answer, request.tolerance)
+        if verdict != EXHAUSTED:
+            return Verification(verdict, reason)
+        plain, its_reason = self._ask(request.reference, _PLAIN, 0.0)
+        if plain == EXHAUSTED:
+            return Verification("unscorable", f"the reference answer {its_reason}")
+        return (
+            Verification("unscorable", its_reason) if plain == "unscorable" else Verification("wrong", f"it {reason}")
+        )
+
+    def _ask(self, reference: Answer, answer: Answer, tolerance: float) -> tuple[Verdict | Literal["exhausted"], str]:
+        line = json.dumps([astuple(reference), astuple(answer), tolerance])
         for _ in range(2):
             process = self.process = self.process or _start_process(self._timeout_s)
             assert process.stdin is not None and process.stdout is not None
@@ -175,13 +196,14 @@ class _Worker(threading.Thread):
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
                 if reply := process.stdout.readline():
-                    return Verification(*json.loads(reply))
+                    verdict, reason = json.loads(reply)
+                    return verdict, reason
             _end(process)
             self.process = None
             if self.closed:
-                return Verification("unscorable", "the verifier was closed")
+                return "unscorable", "the verifier was closed"
             # else something outside ended it, which is no answer's fault: once more
-        return Verification("unscorable", f"the comparing process ended with code {process.returncode}")
+        return "unscorable", f"the comparing process ended with code {process.returncode}"
 
 
 def _start_process(timeout_s: float) -> subprocess.Popen[str]:
@@ -247,4 +269,4 @@ async def math_verify(task: Task, answer: str | None, events: Sequence[Event]) -
         for each in found:
             if each.verdict == verdict:
                 return Score(value=value, reason=verdict if verdict == "right" else each.reason)
-    return Score(value=0.0, reason="wrong")
+    return Score(value=0.0, reason="wrong: " + "; ".join(dict.fromkeys(each.reason for each in found)))

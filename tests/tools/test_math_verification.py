@@ -9,18 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from srpo_env.errors import InvalidInput
 from srpo_env.tools import MathVerifier, Verification
 
 POLICIES = {
-    "chk-0128": "1/3 and 0.33 differ: a decimal counts where it agrees to six digits",
     "chk-0182": "an interval and the inequality that says the same are equal (chk-0181 wants that, with the same pair)",
     "chk-0270": "an empty reference is unscorable, which is neither right nor wrong",
     "chk-0350": "a sentence that states the answer counts, after a <think> block too",
@@ -66,6 +66,31 @@ def verifier() -> Iterator[MathVerifier]:
         ("73", "Thus there are **73** of them."),
         ("27, 54, 108, 135", "135,108,54,27"),
         (r"\sqrt{2}", "1.414214"),
+        (r"10\text{ m/s}", r"\boxed{10 \frac{\text{m}}{\text{s}}}"),
+        ("120", r"\boxed{120°}"),
+        (r"18\%", r"\boxed{0.18}"),
+        (r"(-\infty,1)\cup(3,\infty)", r"\boxed{x<1 \text{ or } x>3}"),
+        (r"\{x\mid x>2\}", r"\boxed{(2,\infty)}"),
+        (r"\begin{pmatrix}1/2\\2\end{pmatrix}", r"\boxed{\begin{bmatrix}0.5\\2\end{bmatrix}}"),
+        (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-2"),
+        ("3", r"\boxed{3^{\text{rd}}}"),
+        (r"5^{\text{th}}", r"\boxed{5th}"),
+        (r"0.1\overline{6}", r"\frac16"),
+        (r"\frac{1}{3}", r"\boxed{0.\overline{3}}"),
+        (r"\sqrt{2}", "√2"),
+        (r"\infty", r"\boxed{\text{infinity}}"),
+        (r"e^2", r"\boxed{\mathrm{e}^2}"),
+        (r"\sin 30^\circ", r"\frac12"),
+        (r"\binom{5}{2}", "10"),
+        (r"4^{50}", r"\boxed{2^{100}}"),
+        ("3:4", r"\boxed{6:8}"),
+        ("42", "#### 42 apples"),
+        ("7", r"\boxed{8}, no, wait: \boxed{7}"),
+        ("B", r"\boxed{\textbf{(B) } 12}"),
+        ("64,250", "64250"),
+        ("7", r"so \boxed{007}. The total is 1,350,007, which ends in \boxed{007}."),
+        ("2", r"\boxed{\boxed{2}}"),
+        ("42", "#### 42\n" + " and this confirms it." * 40),
     ],
 )
 def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
@@ -96,6 +121,21 @@ def test_right(verifier: MathVerifier, gold: str, prediction: str) -> None:
         (r"\frac{1}{3}", "0.33"),
         ("5", r"\boxed{\frac{}{}}"),
         ("5", "(" * 10_000),
+        (r"5\text{ cm}", r"\boxed{6\text{ cm}}"),
+        ("5", r"\boxed{5\text{ to }6}"),
+        (r"18\%", r"\boxed{1.8}"),
+        (r"(1,2)\cup(2,3)", r"\boxed{(1,3)}"),
+        (r"\emptyset", r"\boxed{\{0\}}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1&2\end{pmatrix}}"),
+        (r"0.\overline{3}", "1/4"),
+        (r"\infty", r"\boxed{-\infty}"),
+        (r"3^{\text{rd}}", "2"),
+        (r"\sin 30^\circ", r"\sin 30"),
+        ("3:4", "4:3"),
+        ("7", r"\boxed{7}, or perhaps \boxed{8}"),
+        ("5", r"\boxed{?}"),
+        ("1", "10"),
+        ("42", r"<think>\boxed{42}</think> I am done."),
     ],
 )
 def test_wrong(verifier: MathVerifier, gold: str, prediction: str) -> None:
@@ -121,39 +161,67 @@ def test_a_reference_is_checked_without_an_answer(verifier: MathVerifier, gold: 
     assert verifier.check(gold).verdict == verdict
 
 
-def test_a_tolerance_is_kept_where_algebra_is_needed(verifier: MathVerifier) -> None:
-    found = [verifier.verify("4.2", r"\sqrt{17}", tolerance=tolerance).verdict for tolerance in (0.0, 0.1)]
-    assert found == ["wrong", "right"]
+@pytest.mark.parametrize(
+    ("gold", "prediction", "tolerance", "verdict"),
+    [
+        ("4.2", r"\sqrt{17}", 0.0, "wrong"),
+        ("4.2", r"\sqrt{17}", 0.1, "right"),
+        ("(1, 4.2, 2)", r"(1, \sqrt{17}, 2)", 0.1, "right"),
+        ("(1, 4.2, 2)", r"(1, \sqrt{17}, 3)", 0.1, "wrong"),
+        (r"\begin{pmatrix}1/3\\1/5\end{pmatrix}", r"\begin{pmatrix}0.33\\0.2\end{pmatrix}", 0.0, "wrong"),
+        (r"\begin{pmatrix}1/3\\1/5\end{pmatrix}", r"\begin{pmatrix}0.33\\0.2\end{pmatrix}", 0.005, "right"),
+        (r"\begin{pmatrix}1/3\\1/5\end{pmatrix}", r"\begin{pmatrix}0.33\\0.3\end{pmatrix}", 0.005, "wrong"),
+        (r"\begin{pmatrix}1/3\\1/5\end{pmatrix}", r"\begin{pmatrix}0.33&0.2\end{pmatrix}", 0.005, "wrong"),
+    ],
+)
+def test_a_tolerance_holds_for_each_number(
+    verifier: MathVerifier, gold: str, prediction: str, tolerance: float, verdict: str
+) -> None:
+    assert verifier.verify(gold, prediction, tolerance=tolerance).verdict == verdict
 
 
 # Deadlines, threads, loops and processes.
 
 
-def test_an_endless_answer_is_unscorable_and_the_next_one_is_judged() -> None:
+def test_an_endless_answer_is_wrong_and_the_next_one_is_judged() -> None:
+    """Were it unscorable, a policy could write power towers in place of wrong answers."""
     verifier = MathVerifier(workers=1, timeout_s=0.5)
     try:
-        assert verifier.verify("2", r"\boxed{\frac{7^{7^{7^7}}-3}{4}}").reason == "no verdict within 0.5 s"
-        assert verifier.verify("2", "10^{10^{10}}").verdict == "unscorable"
+        found = verifier.verify("2", r"\boxed{\frac{7^{7^{7^7}}-3}{4}}")
+        assert found == Verification("wrong", "it took longer than 0.5 s")
+        assert verifier.verify(r"\sqrt{5}", "10^{10^{10}}").verdict == "wrong"
+        assert verifier.verify(r"\sin^2 x", r"1-\cos^2 x").verdict == "right"
+    finally:
+        verifier.close()
+
+
+def test_an_endless_reference_is_unscorable_whatever_the_answer_is() -> None:
+    verifier = MathVerifier(workers=1, timeout_s=0.5)
+    reason = "the reference answer took longer than 0.5 s"
+    try:
+        assert verifier.verify("9^{9^{9^9}}", "2") == Verification("unscorable", reason)
+        assert verifier.verify("9^{9^{9^9}}", "8^{8^{8^8}}") == Verification("unscorable", reason)
+        assert verifier.check("9^{9^{9^9}}") == Verification("unscorable", reason)
     finally:
         verifier.close()
 
 
 def test_threads_and_loops_get_the_same_verdicts(verifier: MathVerifier) -> None:
     async def many() -> list[str]:
-        found = await asyncio.gather(*(verifier.averify(r"\sqrt{4}", str(i)) for i in range(4)))
+        found = await asyncio.gather(*(verifier.averify(r"\log_2 4", str(i)) for i in range(4)))
         return [each.verdict for each in found]
 
     with ThreadPoolExecutor(4) as threads:
-        in_threads = list(threads.map(lambda i: verifier.verify(r"\sqrt{4}", str(i)).verdict, range(4)))
+        in_threads = list(threads.map(lambda i: verifier.verify(r"\log_2 4", str(i)).verdict, range(4)))
     assert in_threads == asyncio.run(many()) == ["wrong", "wrong", "right", "wrong"]
 
 
 def test_a_worker_that_was_killed_from_outside_costs_no_verdict(verifier: MathVerifier) -> None:
-    verifier.verify(r"\sqrt{4}", "2")
+    verifier.verify(r"\log_2 4", "2")
     process = verifier._started[0].process
     assert process is not None
     os.killpg(process.pid, signal.SIGKILL)
-    assert verifier.verify(r"\sqrt{4}", "2").verdict == "right"
+    assert verifier.verify(r"\log_2 4", "2").verdict == "right"
 
 
 def test_a_closed_verifier_ends_what_is_in_flight_and_takes_nothing_more() -> None:
@@ -163,24 +231,61 @@ def test_a_closed_verifier_ends_what_is_in_flight_and_takes_nothing_more() -> No
         while not verifier._started or verifier._started[0].process is None:
             time.sleep(0.01)
         verifier.close()
-        assert waiting.result().verdict == "unscorable"
+        assert waiting.result() == Verification("unscorable", "the verifier was closed")
     with pytest.raises(InvalidInput, match="closed"):
-        verifier.verify(r"\sqrt{4}", "2")
+        verifier.verify(r"\log_2 4", "2")
 
 
-def test_no_process_outlives_its_verifiers_process() -> None:
-    code = (
-        "from srpo_env.tools import MathVerifier; v = MathVerifier(workers=1); v.verify(r'\\sqrt{4}', '2'); "
-        "print(v._started[0].process.pid)"
-    )
-    group = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-    for _ in range(200):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker is still there")
+IN_FLIGHT = """
+import asyncio, sys
+from srpo_env.tools import MathVerifier
+
+async def main():
+    verifier = MathVerifier(workers=2, timeout_s=600)
+    asked = [asyncio.create_task(verifier.averify("2", answer)) for answer in ("9^{9^{9^9}}", "10^{10^{10}}")]
+    while len(verifier._started) < 2 or not all(each.process and each.busy for each in verifier._started):
+        await asyncio.sleep(0.01)
+    print(*(each.process.pid for each in verifier._started), flush=True)
+    await asyncio.gather(*asked)
+
+asyncio.run(main())
+"""
+
+
+def wait_until(happened: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def is_at_work(group: int) -> bool:
+    """Whether the group's process has forked the one that compares."""
+    return bool(psutil.Process(group).children())
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_a_run_ends_with_answers_in_flight_no_worker_is_left(end: signal.Signals) -> None:
+    """The deadline is ten minutes: what waits for it fails here."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_FLIGHT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as run:
+        assert run.stdout is not None
+        groups = [int(word) for word in run.stdout.readline().split()]
+        assert wait_until(lambda: all(map(is_at_work, groups)), 60)
+        run.send_signal(end)
+        assert wait_until(lambda: run.poll() is not None, 20)
+    assert wait_until(lambda: all(map(is_gone, groups)), 20)
 
 
 @pytest.mark.parametrize("settings", [{"timeout_s": 0.0}, {"workers": 0}])
@@ -192,6 +297,12 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> No
 # The checker cases, which lie with the large data files.
 
 
+def tolerance_of(row: dict[str, Any]) -> float:
+    """A row may be of a test that rounds to fewer than the usual six digits after the point."""
+    precision = row.get("options", {}).get("precision", 6)
+    return 0.5 * 10.0**-precision if precision < 6 else 0.0
+
+
 def test_the_checker_cases_get_their_verdicts(verifier: MathVerifier, data_dir: Path) -> None:
     wanted = {True: "right", False: "wrong", None: "unscorable"}
     rows = map(json.loads, (data_dir / "checker_cases.jsonl").read_text(encoding="utf-8").splitlines())
@@ -200,7 +311,8 @@ def test_the_checker_cases_get_their_verdicts(verifier: MathVerifier, data_dir: 
         for row in rows
         if row["kind"] == "equivalence"
         and not row.get("contested")
-        and verifier.verify(row["gold"], row["prediction"]).verdict != wanted[row["expected"]]
+        and verifier.verify(row["gold"], row["prediction"], tolerance=tolerance_of(row)).verdict
+        != wanted[row["expected"]]
     ]
     assert missed == list(POLICIES)
 
