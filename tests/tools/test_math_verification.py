@@ -262,11 +262,16 @@ def wait_until(happened: Callable[[], bool], seconds: float) -> bool:
 
 
 def is_gone(group: int) -> bool:
+    """Whether nothing of the group runs; a zombie that nobody has collected does not."""
+    running = [each.pid for each in psutil.process_iter(["status"]) if each.info["status"] != psutil.STATUS_ZOMBIE]
+    return group not in map(group_of, running)
+
+
+def group_of(process: int) -> int | None:
     try:
-        os.killpg(group, 0)
+        return os.getpgid(process)
     except ProcessLookupError:
-        return True
-    return False
+        return None
 
 
 def is_at_work(group: int) -> bool:
