@@ -283,12 +283,27 @@ def test_rounding_is_no_difference(caplog: pytest.LogCaptureFixture, dtype: torc
     assert not caplog.messages
 
 
-def test_autocast_is_that_of_gathering() -> None:
+class Typed(Counted):
+    """Notes the types that a way gets and gives."""
+
+    def __call__(self, *given: Any) -> Tensor:
+        out = super().__call__(*given)
+        self.types = [*getattr(self, "types", []), {each.dtype for each in (*given[1:4], out)}]
+        return out
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_way_computes_in_the_type_of_autocast_and_is_judged_in_float32(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
     trie = trie_of(random_rows(1))
-    query, key, value = heads(trie, torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = Choice(dense, Clock(0.5))(trie, query, key, value.bfloat16(), SCALE)
-        assert out.dtype == gathered(trie, query, key, value.bfloat16(), SCALE).dtype == torch.bfloat16
+    query, key, value = heads(trie, torch.float32 if autocast else torch.bfloat16)
+    judge, way = Typed(gathered), Typed(dense)
+    monkeypatch.setattr(trie_attention, "gathered", judge)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        Choice(way, Clock(0.5))(trie, query, key, value.bfloat16(), SCALE)
+    assert judge.types[0] == {torch.float32}
+    assert all(each == {torch.bfloat16} for each in way.types)
 
 
 @pytest.mark.parametrize(
