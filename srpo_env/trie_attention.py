@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,8 +155,7 @@ class Choice:
                 self._refuse(f"its {name} differs by up to {difference:.2g} where the largest is {largest:.2g}")
                 return gathered
         seconds = {
-            way: self._seconds(lambda way=way: _results(way, trie, *given), query.device)
-            for way in (gathered, self._masked)
+            way: self._seconds(partial(_results, way, trie, *given), query.device) for way in (gathered, self._masked)
         }
         kept = min(seconds, key=seconds.__getitem__)
         logger.info(
@@ -182,7 +181,8 @@ def _results(way: Attend, trie: Trie, *given: Any) -> dict[str, Tensor]:
     if not torch.is_grad_enabled():
         return {"output": way(trie, *given)}
     leaves = [each.detach().requires_grad_() for each in given[:-1]]
-    output = way(trie, *leaves, given[-1])
+    inputs: tuple[Any, ...] = (*leaves, given[-1])
+    output = way(trie, *inputs)
     gradients = torch.autograd.grad(output, leaves, output.detach())
     names = ("gradient by queries", "gradient by keys", "gradient by values")
     return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}

@@ -48,7 +48,7 @@ class ShardedScorer(Scorer):
         autocast: Literal["bfloat16"] | None,
         ranks: Ranks,
     ) -> None:
-        self._copy = copy.deepcopy(model)
+        self._copy = copy.deepcopy(model).eval()  # what is tried below tells nothing with dropout
         super().__init__(transformer(self._copy), micro_batch_tokens, autocast)
         self._ranks = ranks
         # While the weights are whole: later, each rank would try these at a time of its own.
