@@ -142,6 +142,7 @@ def test_gathering_and_the_mask_give_the_results_and_gradients_of_whole_rows(see
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_flex_attention_compiled_for_a_cpu_gives_what_gathering_gives() -> None:
     """It compiles for a minute, and has no gradients there."""
     for seed in range(3):
