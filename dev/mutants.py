@@ -31,9 +31,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("objective", "weights", "rows", "estimators", "batch_advantage")
-TESTS = [f"tests/srpo/test_{name}.py" for name in ("objective", "advantages", "penalty", "importance", "metrics")]
+TESTS = [
+    f"tests/srpo/test_{name}.py"
+    for name in (
+        "objective",
+        "objective_input",
+        "objective_properties",
+        "objective_reports",
+        "divergence",
+        "advantages",
+        "penalty",
+        "importance",
+        "metrics",
+    )
+]
 # Packages are imported before pytest can look into them; and what a docstring shows is looked for in the module's file.
-NOT_FOR_MUTANTS = f"{TESTS[0]}::test_the_examples_in_the_docstrings_run"
+NOT_FOR_MUTANTS = "tests/srpo/test_objective_input.py::test_the_examples_in_the_docstrings_run"
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "--deselect", NOT_FOR_MUTANTS)
 LIMIT_S = 180
 

@@ -285,7 +285,7 @@ def record(
         sets: Figures by task set.
         parts: Figures by the value of `eval.by`.
     """
-    for name, found in ((sets if len(sets) > 1 else {}) | (parts or {})).items():
+    for name, found in {**(sets if len(sets) > 1 else {}), **(parts or {})}.items():
         run.record("eval", update, workflow=workflow, set=name, **found.model_dump())
     run.record("eval", update, workflow=workflow, sets=list(sets), **macro(sets).model_dump())
 

@@ -153,8 +153,8 @@ def best_checkpoint(folder: Path) -> Path | None:
     The figure is the baseline workflow's where the recipe names one, whose line comes after the team's.
     """
     evaluations = (line for line in read_metrics(folder) if line["kind"] == "eval" and line.get("set") is None)
-    figures = {line["update"]: line.get("avg_at_k") for line in evaluations}
-    tried = [path for path in checkpoints(folder) if figures.get(int(path.name)) is not None]
+    figures = {line["update"]: line["avg_at_k"] for line in evaluations if line.get("avg_at_k") is not None}
+    tried = [path for path in checkpoints(folder) if int(path.name) in figures]
     return max(tried, key=lambda path: figures[int(path.name)], default=None)
 
 

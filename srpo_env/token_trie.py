@@ -1,12 +1,13 @@
 """How do rows with common beginnings pass through a model as one? As a trie of tokens, each computed once.
 
 A token's state depends on the tokens before it alone, so rows share the states of their longest common beginning. The
-tokens of all rows lie in one sequence without padding; attention gathers each row's path.
+tokens of all rows lie in one sequence without padding; each attends to its path alone.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from srpo_env.trie_attention import attend, block_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,6 +26,8 @@ logger = logging.getLogger("srpo_env")
 _ATTENTION = "sdpa_or_trie"
 # Attention scores, a quarter more aside, that padding may add to a call to save another call.
 _CALL = 2048
+# Tokens that the rows of a pass may hold, for each that it may compute.
+_PATHS = 16
 
 
 class Branches(NamedTuple):
@@ -50,7 +55,7 @@ class Trie:
         device: Where the model is.
 
     Attributes:
-        ids: [n] tokens.
+        ids: [n] tokens, each right before those that follow it in any row: in preorder.
         position: [n] their positions in the rows.
         place: [r, t] where a row's tokens lie among the n.
     """
@@ -58,20 +63,43 @@ class Trie:
     def __init__(self, ids: Tensor, length: Tensor, device: torch.device) -> None:
         start = common(ids, length)
         own = length - start
-        order = torch.argsort(start * (ids.shape[1] + 1) + own)  # branches of one shape are neighbours
-        first = torch.empty_like(length)
-        first[order] = own[order].cumsum(0) - own[order]
         step = torch.arange(ids.shape[1])
-        place = first.unsqueeze(1) + step - start.unsqueeze(1)
+        place = step - start.unsqueeze(1) + (own.cumsum(0) - own).unsqueeze(1)
         for row, shared in enumerate(start.tolist()):
             place[row, :shared] = place[row - 1, :shared]
         mine = (step >= start.unsqueeze(1)) & (step < length.unsqueeze(1))
-        at = place[mine].argsort()
-        self.ids = ids[mine][at].to(device)
-        self.position = step.expand_as(ids)[mine][at].to(device)
+        self.ids = ids[mine].to(device)
+        self.position = step.expand_as(ids)[mine].to(device)
         self.place = place.to(device)
+        self._rows = place, start, length
+
+    @cached_property
+    def branches(self) -> list[Branches]:
+        """Ends of rows, those of about one shape together."""
+        place, start, length = self._rows
+        own = length - start
+        order = torch.argsort(start * (place.shape[1] + 1) + own)  # branches of one shape are neighbours
         order = order[own[order] > 0]  # the others are the beginning of the row before them
-        self._branches = [_branches(place, start, length, part, device) for part in _alike(start, length, order)]
+        return [_branches(place, start, length, part, self.ids.device) for part in _alike(start, length, order)]
+
+    @cached_property
+    def order(self) -> Tensor:
+        """[n] where each token lies among the own tokens of the branches, one branch after the other."""
+        return torch.cat([branch.own[branch.present] for branch in self.branches]).argsort()
+
+    @cached_property
+    def end(self) -> Tensor:
+        """[n] the first place behind each token and all that follow it in any row."""
+        place, _, length = self._rows
+        present = torch.arange(place.shape[1]) < length.unsqueeze(1)
+        last = place.gather(1, length.unsqueeze(1) - 1).expand_as(place)
+        end = torch.zeros(len(self.ids), dtype=torch.int64)
+        return end.scatter_reduce(0, place[present], last[present] + 1, "amax").to(self.ids.device)
+
+    @cached_property
+    def blocks(self) -> Any:
+        """Which blocks of tokens see which, for FlexAttention."""
+        return block_mask(self.end)
 
     def inputs(self) -> dict[str, Any]:
         """What a model that `can_share` is called with to compute the tokens; their states are [1, n, ...]."""
@@ -82,22 +110,6 @@ class Trie:
             "attention_mask": self.ids.new_ones(1, 1, 1, 1, dtype=torch.bool),
             "trie": self,
         }
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """[1, n, heads, d] what each token gets from its path, of [1, heads, n, d]; keys may have fewer heads."""
-        found = []
-        for own, path, present, visible in self._branches:
-            out = nn.functional.scaled_dot_product_attention(
-                query[0, :, own].transpose(0, 1),
-                key[0, :, path].transpose(0, 1),
-                value[0, :, path].transpose(0, 1),
-                attn_mask=visible,
-                is_causal=visible is None,
-                scale=scale,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-            found.append(out.transpose(1, 2)[present])
-        return torch.cat(found).unsqueeze(0)
 
 
 @torch.no_grad()
@@ -139,7 +151,8 @@ def passes(ids: Tensor, length: Tensor, most_tokens: int, *, share: bool) -> lis
     Args:
         ids: [r, t] tokens of rows with different contents.
         length: [r] how many of a row's tokens count.
-        most_tokens: Most tokens that a pass of several rows computes, padding included.
+        most_tokens: Most tokens that a pass of several rows computes, padding included; together its rows hold 16 times
+            as many at most, since attention may gather the keys and values of all.
         share: Whether rows share the tokens of a common beginning; else each is padded to the longest of its pass.
 
     Returns:
@@ -153,13 +166,13 @@ def passes(ids: Tensor, length: Tensor, most_tokens: int, *, share: bool) -> lis
         order = length.argsort(stable=True)
     length = length[order]
     shared = common(ids[order], length) if share else torch.zeros_like(length)
-    ends, cost, number = [], 0, 0
+    ends, cost, number, paths = [], 0, 0, 0
     for at, (n, same) in enumerate(zip(length.tolist(), shared.tolist(), strict=True)):
-        number += 1
+        number, paths = number + 1, paths + n
         cost = cost + n - same if share else n * number
-        if number > 1 and cost > most_tokens:
+        if number > 1 and (cost > most_tokens or paths > _PATHS * most_tokens):
             ends.append(at)
-            cost, number = n, 1
+            cost, number, paths = n, 1, n
     return list(order.tensor_split(ends)) if len(order) else []
 
 
@@ -227,7 +240,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     if trie is None:
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
-    return trie.attend(query, key, value, kwargs.get("scaling")), None
+    return attend(trie, query, key, value, kwargs.get("scaling")), None
 
 
 AttentionInterface.register(_ATTENTION, _attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from srpo_env.batch import EventBatch
 from srpo_env.records import Event, Member, Message, Output, Parse, Sampling
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.objective import SRPOLoss, srpo_loss
+
+# What shared checks compare is shown where they fail.
+pytest.register_assert_rewrite("tests.srpo.learning", "tests.srpo.loss_cases")
 
 VOCABULARY = 30
 Gradients = dict[str, Tensor]
@@ -300,3 +304,19 @@ class Plain:
 def plain() -> Plain:
     """The algorithm in one graph."""
     return Plain()
+
+
+# ---------------------------------------------------------------------------------- own functions
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a module and returns the reference of its `mine`."""
+    numbers = itertools.count()
+
+    def own(body: str) -> str:
+        file = tmp_path / f"own_{next(numbers)}.py"
+        file.write_text(f"import torch\ndef mine(*args):\n    {body}\n")
+        return f"{file}:mine"
+
+    return own

@@ -1,11 +1,9 @@
 """Are the advantages those of the contract? Hand-worked numbers, a plain-loop reference, reports."""
 
 import doctest
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,7 @@ from hypothesis import strategies as st
 
 from srpo_env.errors import InvalidInput
 from srpo_env.trainers.srpo.estimators import GroupCount, advantages, count_groups
-
-_spec = importlib.util.spec_from_file_location("reference", Path(__file__).with_name("reference.py"))
-assert _spec is not None
-assert _spec.loader is not None
-reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(reference)
+from tests.srpo import reference
 
 NAN = math.nan
 METHODS: dict[str, tuple[tuple[str, ...], str]] = {  # what a row's cell is, and what is done in it

@@ -15,7 +15,7 @@ from srpo_env import train
 from srpo_env.adapters import add_adapter, transformer
 from srpo_env.batch import EventBatch
 from srpo_env.config import Lora, PolicyTraining
-from srpo_env.errors import InvalidRecipe
+from srpo_env.errors import InvalidInput, InvalidRecipe
 from srpo_env.trainers.srpo.batch_advantage import Estimate
 from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.learner import SRPOLearner
@@ -176,3 +176,30 @@ def test_a_resumed_run_keeps_the_reference_that_it_began_with(tmp_path: Path, mo
     resumed = train(broken, resume=True)
     weights = [(Path(each.checkpoint) / "main" / "model.safetensors").read_bytes() for each in (whole, resumed)]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "adapter"])
+def test_a_checkpoint_is_refused_where_the_reference_is_another_now(make: Any, tmp_path: Path, lora: bool) -> None:
+    """One weight has moved since; an adapter's own weights may, since KL is to what lies below it."""
+
+    def learner(*, moved: float, adapter: int = 0, kl: float = 0.1) -> SRPOLearner:
+        model = make.gpt2().eval()
+        with torch.no_grad():
+            model.transformer.h[1].mlp.c_proj.bias[3] += moved
+        model = add_adapter(model, Lora(rank=2, alpha=4), seed=adapter) if lora else model
+        return SRPOLearner(SRPOConfig(clip=0.2, kl_coefficient=kl), make.policy(model), training=HOW)
+
+    begun = learner(moved=0.0)
+    begun.update(make.batch(3))
+    begun.save(tmp_path)
+    learner(moved=0.0, adapter=1).load(tmp_path)
+    other = learner(moved=1e-6)
+    with pytest.raises(InvalidInput, match=r"those of policy 'main' are others now \(checksum \w{8}, not \w{8}\)"):
+        other.load(tmp_path)
+    assert other.updates == 0
+    learner(moved=1e-6, kl=0.0).load(tmp_path)
+
+
+def test_a_checkpoint_without_a_reference_may_get_one(make: Any, tmp_path: Path) -> None:
+    SRPOLearner(SRPOConfig(clip=0.2), make.policy(make.gpt2()), training=HOW).save(tmp_path)
+    SRPOLearner(SRPOConfig(clip=0.2, kl_coefficient=0.1), make.policy(make.gpt2(1)), training=HOW).load(tmp_path)

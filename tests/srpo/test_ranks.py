@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,12 +52,14 @@ for case in given:
         for key, values in optimisers[label]["state"].items():
             assert all(torch.equal(again[key][name], each) for name, each in values.items())
     models = {label: policy.model.state_dict() for label, policy in learner.policies.items()}
-    done.append({"seen": seen, "shares": list(test.SHARES), "models": models, "optimisers": optimisers})
+    trie = {label: scorer._shares for label, scorer in learner._scorers.items()}
+    done.append({"trie": trie, "seen": seen, "shares": list(test.SHARES), "models": models, "optimisers": optimisers})
     test.SHARES.clear()
 torch.save(done, f"{folder}/rank{rank}.pt")
 dist.destroy_process_group()
 """
 SHARES: list[int] = []
+CONFIGS = Path(__file__).resolve().parents[2] / "trainers" / "srpo" / "accelerate"
 
 
 class Held:
@@ -200,6 +203,7 @@ def test_ranks_that_hold_shards_have_the_gradients_of_one_process(
     alone.update(case["batch"])
     for rank in sharded[name]:
         assert relative(rank["seen"], expected) < CASES[name][1]
+        assert all(rank["trie"].values())
         for label, optimiser in alone._optimisers.items():
             for key, values in optimiser.state_dict()["state"].items():
                 theirs = rank["optimisers"][label]["state"][key]["exp_avg"]
@@ -244,19 +248,36 @@ def test_tokens_are_balanced_over_ranks(make: Any) -> None:
     assert of(1, 2).share(batch, torch.arange(5)).tolist() == [0, 2, 4]
 
 
-def test_accelerate_launches_a_run_that_one_process_can_repeat(tmp_path: Path) -> None:
-    settings = ["tasks.eval.size=16", "rollout.tasks_per_batch=4", "updates=2", "log.checkpoint_every_updates=1"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    launch += ["--main_process_port", str(free_port()), "-m", "srpo_env.trainers.srpo", "arithmetic_tiny"]
+# ---------------------------------------------------------------------------------- as users launch it
+
+LAUNCHED = ["tasks.eval.size=4", "rollout.tasks_per_batch=4", "updates=2", "log.checkpoint_every_updates=1"]
+
+
+def launch(config: str, folder: Path, *arguments: str) -> None:
+    """Two processes on the CPU, by a configuration that ships; each says that it was there."""
+    seen = folder / "seen"
+    seen.mkdir(exist_ok=True)
+    (seen / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        f"if 'RANK' in os.environ: pathlib.Path({str(seen)!r}, 'rank' + os.environ['RANK']).touch()\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
+    command += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--main_process_port", str(free_port())]
     done = subprocess.run(
-        [*launch, *settings, f"run={tmp_path / 'run'}"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        [*command, "-m", "srpo_env.trainers.srpo", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(seen)},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert {path.name for path in seen.glob("rank*")} == {"rank0", "rank1"}
+    shutil.rmtree(seen)
+
+
+def test_accelerate_launches_a_run_of_two_ranks(tmp_path: Path) -> None:
+    launch("ddp", tmp_path, "arithmetic_tiny", *LAUNCHED, f"run={tmp_path / 'run'}")
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "update"]
     assert [line["update"] for line in lines] == [1, 2]
     assert [line["metrics"]["event_completeness"] for line in lines] == [1.0, 1.0]
@@ -265,3 +286,14 @@ def test_accelerate_launches_a_run_that_one_process_can_repeat(tmp_path: Path) -
     )
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["000001", "000002"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.slow
+def test_an_adapter_in_shards_trains_and_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    run, last = tmp_path / "run", tmp_path / "run" / "checkpoints" / "000002"
+    launch("fsdp2", tmp_path, "arithmetic_tiny", *LAUNCHED, "policies.main.train.lora.rank=2", f"run={run}")
+    weights = [(each / "main" / "adapter_model.safetensors").read_bytes() for each in checkpoints(run)]
+    assert weights[0] != weights[1]
+    shutil.rmtree(last)
+    launch("fsdp2", tmp_path, str(run), "--resume")
+    assert (last / "main" / "adapter_model.safetensors").read_bytes() == weights[1]

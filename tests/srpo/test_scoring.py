@@ -296,6 +296,13 @@ def test_a_piece_takes_what_fits(make: Any) -> None:
     assert sizes == [[1, 1, 1, 1], [2, 2], [3, 1], [4]]
 
 
+def test_a_long_beginning_of_many_rows_does_not_gather_without_bound(make: Any) -> None:
+    """The model reads 51 tokens of each row. 32 rows hold 16 times 102 tokens, though they are 97 once shared."""
+    rows = [make.member([i % 30, 1 + i // 30, 2], range(49)) for i in range(60)]
+    batch = EventBatch.from_events([make.event(rows)])
+    assert [len(piece) for piece in cut(batch, torch.arange(60), 102, share=True)] == [32, 28]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31))
 def test_rows_with_any_common_beginning_get_the_gradient_of_whole_rows(make: Any, plain: Any, seed: int) -> None:

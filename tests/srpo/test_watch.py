@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from srpo_env.config import PolicyTraining
+from srpo_env.trainers.srpo.config import SRPOConfig
 from srpo_env.trainers.srpo.watch import Watch
+from tests.srpo.learning import learner_of
 
 
 def warnings_at(caplog: pytest.LogCaptureFixture, metric: str, values: Sequence[float]) -> list[int]:
@@ -78,3 +82,31 @@ def test_what_was_seen_goes_on_after_a_restart(caplog: pytest.LogCaptureFixture)
     assert len(caplog.records) == 2  # ten updates without a clip and without a signal
     second.see(11, {"grad_norm_max": 100.0})
     assert len(caplog.records) == 3
+
+
+# -------------------------------------------------------------------------------- what the clip does
+
+
+def test_a_clip_that_never_binds_is_told_of_after_ten_updates(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    learner = learner_of(make.policy(make.gpt2()), SRPOConfig(clip=9.0), training=PolicyTraining(lr=1e-9))
+    batch = make.batch(3, groups=1)
+    for _ in range(9):
+        learner.update(batch)
+    assert "clip" not in caplog.text
+    learner.update(batch)
+    assert "update 10: the clip has not bound for 10 updates" in caplog.text
+
+
+def test_a_clip_that_binds_for_most_is_told_of_once_in_ten_updates(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    learner = learner_of(make.policy(make.gpt2()), SRPOConfig(clip=0.0, epochs=8), training=PolicyTraining(lr=1e-2))
+    for _ in range(3):
+        learner.update(make.batch(3))
+    assert caplog.text.count("update 1: the clip binds for") == 1
+    assert caplog.text.count("the clip binds for") == 1
+
+
+def test_steps_with_unchanged_weights_say_nothing_of_the_clip(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    learner = learner_of(make.policy(make.gpt2()), SRPOConfig(clip=9.0, mini_batches=1))
+    for _ in range(11):
+        learner.update(make.batch(3, groups=1, size=2))
+    assert "clip" not in caplog.text

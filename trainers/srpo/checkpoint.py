@@ -28,11 +28,16 @@ def save(folder: Path, policies: Mapping[str, Trainable], state: Mapping[str, An
     torch.save(dict(state), folder / _STATE)
 
 
-def read_state(folder: Path, policies: Mapping[str, Trainable]) -> dict[str, Any]:
+def read_state(folder: Path, policies: Mapping[str, Trainable], references: Mapping[str, int]) -> dict[str, Any]:
     """Reads the state of the learner, without changing anything.
 
+    Args:
+        folder: What `save` wrote.
+        policies: Those that are trained, by label.
+        references: Checksums of the weights that KL is to, by label; none without KL.
+
     Raises:
-        InvalidInput: The folder is not a checkpoint of these policies.
+        InvalidInput: The folder is not a checkpoint of these policies, or KL was to other weights.
     """
     try:
         state: dict[str, Any] = torch.load(folder / _STATE, weights_only=True)
@@ -47,6 +52,14 @@ def read_state(folder: Path, policies: Mapping[str, Trainable]) -> dict[str, Any
         raise InvalidInput(
             f"checkpoint {folder}: it has no policy {lacking[0]!r}, which is trained; it has "
             f"{', '.join(sorted(found))}. Give a checkpoint of the same recipe."
+        )
+    began = state.get("references", {})  # 0.1.0 wrote none
+    other = [label for label, checksum in references.items() if began.get(label, checksum) != checksum]
+    if other:
+        raise InvalidInput(
+            f"checkpoint {folder}: KL is to the weights that training began from, and those of policy {other[0]!r} are "
+            f"others now (checksum {references[other[0]]:08x}, not {began[other[0]]:08x}). Put back the model that the "
+            "run began with, or begin a new run from this checkpoint's."
         )
     return state
 

@@ -36,7 +36,7 @@ from srpo_env.trainers.srpo.metrics import Step, batch_metrics, step_metrics
 from srpo_env.trainers.srpo.mini_batch_loss import mini_batch_loss
 from srpo_env.trainers.srpo.own import load_own
 from srpo_env.trainers.srpo.ranks import ranks_of_this_job
-from srpo_env.trainers.srpo.reference import reference_scorers
+from srpo_env.trainers.srpo.reference import checksums, reference_scorers
 from srpo_env.trainers.srpo.schedule import learning_rate
 from srpo_env.trainers.srpo.scoring import Scorer, as_grid
 from srpo_env.trainers.srpo.watch import Watch
@@ -108,6 +108,7 @@ class SRPOLearner:
                 weight_decay=how.weight_decay,
             )
         self._reference = reference_scorers(self.policies, self._scorer) if config.kl_coefficient else None
+        self._checksums = checksums(self.policies) if config.kl_coefficient else {}
 
     @classmethod
     def settings(cls, values: Mapping[str, Any]) -> SRPOConfig:
@@ -189,6 +190,7 @@ class SRPOLearner:
             "optimisers": {label: checkpoint.whole_state(optimiser) for label, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
             "watch": self._watch.state(),
+            "references": self._checksums,
         }
         if self.ranks.leads:
             checkpoint.save(folder, self.policies, state)
@@ -197,10 +199,10 @@ class SRPOLearner:
         """Takes up what `save` wrote: weights, optimisers, randomness and counters.
 
         Raises:
-            InvalidInput: The folder is not a checkpoint of these policies; nothing changed.
+            InvalidInput: The folder is not a checkpoint of these policies, or of others that KL is to; nothing changed.
         """
         self.ranks.tell("load", folder)
-        state = checkpoint.read_state(folder, self.policies)
+        state = checkpoint.read_state(folder, self.policies, self._checksums)
         self.updates, self._versions = state["updates"], dict(state["versions"])
         for label, policy in self.policies.items():
             policy.load_weights(folder / label, self._versions[label])

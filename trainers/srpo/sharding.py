@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from srpo_env.adapters import adapter_weights, has_adapter, transformer
 from srpo_env.batch import EventBatch
+from srpo_env.token_trie import can_share
 from srpo_env.trainers.srpo.pieces import distinct
 from srpo_env.trainers.srpo.ranks import Ranks
 from srpo_env.trainers.srpo.scoring import Scored, Scorer
@@ -31,7 +32,7 @@ class ShardedScorer(Scorer):
     """Scores the rows of one policy with a sharded copy of its model, which is the one that is trained.
 
     Every rank takes part in every pass of every other: each makes as many as the one with the most micro-batches, the
-    last ones with weight zero. Rows share nothing: each rank would try whether they can at a time of its own.
+    last ones with weight zero.
 
     Args:
         model: The policy's; it is copied.
@@ -47,11 +48,12 @@ class ShardedScorer(Scorer):
         autocast: Literal["bfloat16"] | None,
         ranks: Ranks,
     ) -> None:
-        self._copy = copy.deepcopy(model)
-        super().__init__(transformer(self._copy), micro_batch_tokens, autocast, share=False)
+        self._copy = copy.deepcopy(model).eval()  # what is tried below tells nothing with dropout
+        super().__init__(transformer(self._copy), micro_batch_tokens, autocast)
         self._ranks = ranks
-        # While the weights are whole: later, each rank would try it at a time of its own.
+        # While the weights are whole: later, each rank would try these at a time of its own.
         self._plain_head = self._head_is_plain(torch.zeros(1, 2, dtype=torch.int64))
+        self._shares = self._plain_head and can_share(self.model)
         self._root = _Root(self._copy)
         mesh = init_device_mesh(self.model.device.type, (ranks.world,))
         layers = set(self.model._no_split_modules or ())  # noqa: SLF001 (what accelerate goes by, too)
