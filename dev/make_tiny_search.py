@@ -263,8 +263,8 @@ def main() -> None:
     """Trains, the learning rate falling to nothing, and writes a transformers folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--careful", type=int, default=200, help="steps after the careful demonstrator")
-    parser.add_argument("--careless", type=int, default=40, help="steps after the careless one")
+    parser.add_argument("--careful", type=int, default=450, help="steps after the careful demonstrator")
+    parser.add_argument("--careless", type=int, default=60, help="steps after the careless one")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
