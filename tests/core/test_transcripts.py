@@ -109,3 +109,32 @@ def test_a_fork_and_join_is_a_sequence_of_sets() -> None:
     sizes = [len(env.step(said)[4]["event"].members) for said in (("A", "B"), ("C",))]
     observation = env.step(("x",))[4]["event"].members[0].messages[0].content
     assert (sizes, observation) == ([2, 1], "A C")
+
+
+REACT = r"""
+import re
+
+from srpo_env.parsers import Unread
+
+
+def last_action(text):
+    found = re.findall(r"^Action \d+: (\w+)\[(.*)\]$", text, re.MULTILINE)
+    if not found:
+        raise Unread("no `Action n: Name[...]`")
+    return list(found[-1])
+"""
+
+
+def test_the_actions_of_a_react_log_are_read_turn_by_turn_by_a_parser_of_ones_own(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "react.py").write_text(REACT)
+    read = reader(Parser(use=f"{tmp_path / 'react.py'}:last_action"))
+    for row in rows(data_dir, "react_log"):
+        turns = re.split(r"^Observation \d+: .*$", row["text"], flags=re.MULTILINE)[:-1]
+        assert [read(turn).value for turn in turns] == row["expect"]["actions"], row["id"]
+
+
+def test_a_react_log_holds_no_calls_in_our_notation(data_dir: Path) -> None:
+    for row in rows(data_dir, "react_log"):
+        assert calls(row["text"], ["Search", "Finish"]) == [], row["id"]
