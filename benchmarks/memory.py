@@ -36,7 +36,8 @@ def measured(recipe: str, updates: int) -> int:
 def expected(recipe: str) -> Memory:
     """What a dry run says."""
     found = estimate(Job.prepare(recipe))
-    assert found is not None
+    if isinstance(found, str):
+        sys.exit(f"{recipe}: no estimate, for {found}.")
     return found
 
 

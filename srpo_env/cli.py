@@ -301,9 +301,10 @@ def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
     job = Job.prepare(target, overrides)
     assert job.settings is not None
     servers = job.servers()
-    memory, unknown = _memory(job)
+    memory = _memory(job)
     if as_json:
-        _print_json({"recipe": job.recipe, "file": find_recipe(target), "servers": servers, "memory": memory})
+        known = None if isinstance(memory, str) else memory
+        _print_json({"recipe": job.recipe, "file": find_recipe(target), "servers": servers, "memory": known})
         return
     print(f"# {find_recipe(target)}" + (f" with {' '.join(overrides)}" if overrides else "") + ": nothing was run.")
     print(f"# {plan_of(job)}")
@@ -312,19 +313,19 @@ def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
         print(f"# policy {label}: {use.model or 'no model'}, {how}, sampled by {use.sample.backend}")
         for command in servers.get(label, ()):
             print(f"#   start: {command}")
-    print(f"# memory of this process, estimated: {memory or unknown}")
+    print(f"# memory of this process, estimated: {f'none: {memory}' if isinstance(memory, str) else memory}")
     sys.stdout.write(job.recipe.to_yaml())
 
 
-def _memory(job: Job) -> tuple[Memory | None, str]:
-    """What a run would take, or None and why that can't be told."""
+def _memory(job: Job) -> Memory | str:
+    """What a run would take, or why that can't be told."""
     from srpo_env.errors import MissingModel
     from srpo_env.memory import estimate
 
     try:
-        return estimate(job), f"none, since trainer {job.recipe.trainer!r} says nothing of its own."
+        return estimate(job)
     except MissingModel as error:
-        return None, f"none: {error}"
+        return str(error)
 
 
 @app.command(epilog="Example: srpo-env rollout tiny/parallel_proposers --episodes 16 --show 2")

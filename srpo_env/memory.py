@@ -63,14 +63,16 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f}"
 
 
-def estimate(job: Job) -> Memory | None:
-    """Returns what a job will take; None where its trainer tells nothing of itself.
+def estimate(job: Job) -> Memory | str:
+    """Returns what a job will take, or why that can't be told.
 
     Raises:
         MissingModel: The config.json of a model is not on this machine.
     """
     if not isinstance(job.learner, Estimating):
-        return None
+        return f"trainer {job.recipe.trainer!r} tells nothing of itself"
+    if job.graph.callers and any(isinstance(job.backend(label)[0], Caching) for label in job.policies):
+        return "prompts grow by what tools answer, and with them the keys and values of the sampler in this process"
     parts, counted = Counter[str](), set[str]()
     for label, use in job.recipe.policies.items():
         if use.model is None:

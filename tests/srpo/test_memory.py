@@ -107,8 +107,16 @@ def test_weights_that_adapters_share_count_once() -> None:
     alone = Job.prepare("arithmetic_tiny", [f"policies.main={adapted}"])
     both = Job.prepare("arithmetic_tiny", [f"policies={{main: {adapted}, other: {adapted}}}"])
     found = [estimate(job) for job in (both, alone)]
-    assert [each.weights for each in found if each] == [4 * PARAMETERS] * 2
-    assert [each.process for each in found if each] == [PROCESS_BYTES] * 2
+    assert [each.weights for each in found if isinstance(each, Memory)] == [4 * PARAMETERS] * 2
+    assert [each.process for each in found if isinstance(each, Memory)] == [PROCESS_BYTES] * 2
+
+
+def test_where_tools_lengthen_the_prompts_of_a_sampler_in_this_process_nothing_is_estimated() -> None:
+    found = estimate(Job.prepare("search_tiny"))
+    assert isinstance(found, str)
+    assert "prompts grow by what tools answer" in found
+    server = "{backend: server, urls: ['http://127.0.0.1:1/v1'], sync: checkpoint, sync_folder: /dev/shm/x}"
+    assert isinstance(estimate(Job.prepare("search_tiny", [f"policies.main.sample={server}"])), Memory)
 
 
 def test_a_config_that_is_not_here_is_named_and_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
