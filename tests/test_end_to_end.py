@@ -230,9 +230,9 @@ def test_what_is_held_out_is_scored_without_the_cost_and_told_of_by_difficulty(r
     assert {events[-1].reward for events in held_out} <= {0.0, 1.0}
     lines = [line for line in read_metrics(Path(routed.run)) if line["kind"] == "eval" and line["update"] == 2]
     assert [(line.get("set"), line["tasks"]) for line in lines] == [
-        (None, 16),
         ("operations 1", 8),
         ("operations 2", 8),
+        (None, 16),
     ]
     for number in (1, 2):
         mine = [events for events in held_out if events[-1].task.count("+") == number]
