@@ -234,9 +234,9 @@ def test_what_is_held_out_is_scored_without_the_cost_and_told_of_by_difficulty(r
         ("operations 2", 8),
         (None, 16),
     ]
-    for number in (1, 2):
+    for number, line in enumerate(lines[:2], start=1):
         mine = [events for events in held_out if events[-1].task.count("+") == number]
-        assert lines[number]["members"] == sum(len(event.members) for events in mine for event in events) / 8
+        assert line["members"] == sum(len(event.members) for events in mine for event in events) / 8
 
 
 def test_only_the_router_learns(routed: TrainResult) -> None:
