@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, nearest
 from srpo_env.graph import Graph
@@ -30,9 +30,9 @@ from srpo_env.views import Due, Ids, MemberView, NodeView, Slot, Transition, Vis
 
 _SORTED = json.JSONEncoder(sort_keys=True, default=str)
 
-_OUTCOMES = (Output, str, ContextExceeded, PolicyError)
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
+_OUTCOMES = get_args(Outcome)
 
 
 class Episode:
@@ -83,8 +83,7 @@ class Episode:
         self.events: list[Event] = []
         self.terminated = self.truncated = False
         self._tools = tools or {}
-        if self.graph.callers:
-            require_tools(workflow, self._tools)
+        require_tools(workflow, self._tools)
         self._clock = clock
         self._node: str = workflow.first
         self._last: str | None = None
@@ -181,7 +180,7 @@ class Episode:
         if self.done:
             score = await self._score(answer, event)
             scored = {"reward": score.value, "score_reason": score.reason, "measures": score.measures}
-            event.__dict__.update(scored)  # the one time that a record changes
+            event = event.model_copy(update=scored)
         self.events.append(event)
         return event
 
