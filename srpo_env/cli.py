@@ -18,19 +18,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import BaseModel
 
+from srpo_env.catalogue import KINDS, names_of, yaml_files
 from srpo_env.errors import InvalidInput, InvalidWorkflow, SrpoEnvError, UnknownName, nearest
 from srpo_env.tables import aligned
-
-if TYPE_CHECKING:
-    from srpo_env.jobs import Job
-    from srpo_env.memory import Memory
 
 DEFAULT_RECIPE = "arithmetic_tiny"
 
@@ -282,7 +278,13 @@ def train(
     """Train a team by a recipe, and write a report."""
     target, overrides = _parted(target, settings, DEFAULT_RECIPE)
     if dry_run:
-        _dry_run(target, overrides, as_json)
+        from srpo_env.dry_run import DryRun
+
+        found = DryRun.of(target, overrides)
+        if as_json:
+            _print_json(found)
+        else:
+            sys.stdout.write(str(found))
         return
     from srpo_env import training
 
@@ -290,42 +292,6 @@ def train(
         result = training.train(target, overrides, resume=resume, say=say)
     if as_json:
         _print_json(result)
-
-
-def _dry_run(target: str, overrides: Sequence[str], as_json: bool) -> None:
-    """Prints the plan as comments above the recipe, so that the whole is a recipe again."""
-    from srpo_env.config import find_recipe
-    from srpo_env.jobs import Job
-    from srpo_env.training import plan_of
-
-    job = Job.prepare(target, overrides)
-    assert job.settings is not None
-    servers = job.servers()
-    memory = _memory(job)
-    if as_json:
-        known = None if isinstance(memory, str) else memory
-        _print_json({"recipe": job.recipe, "file": find_recipe(target), "servers": servers, "memory": known})
-        return
-    print(f"# {find_recipe(target)}" + (f" with {' '.join(overrides)}" if overrides else "") + ": nothing was run.")
-    print(f"# {plan_of(job)}")
-    for label, use in job.recipe.policies.items():
-        how = "frozen" if use.train is None else "trained"
-        print(f"# policy {label}: {use.model or 'no model'}, {how}, sampled by {use.sample.backend}")
-        for command in servers.get(label, ()):
-            print(f"#   start: {command}")
-    print(f"# memory of this process, estimated: {f'none: {memory}' if isinstance(memory, str) else memory}")
-    sys.stdout.write(job.recipe.to_yaml())
-
-
-def _memory(job: Job) -> Memory | str:
-    """What a run would take, or why that can't be told."""
-    from srpo_env.errors import MissingModel
-    from srpo_env.memory import estimate
-
-    try:
-        return estimate(job)
-    except MissingModel as error:
-        return str(error)
 
 
 @app.command(epilog="Example: srpo-env rollout tiny/parallel_proposers --episodes 16 --show 2")
@@ -488,17 +454,6 @@ def schema(as_json: Json = False) -> None:
         print(json.dumps(workflow_schema(), indent=2, ensure_ascii=False))
 
 
-KINDS = {
-    "recipes": "recipe",
-    "workflows": "workflow",
-    "tasks": "task set",
-    "tools": "tool",
-    "backends": "backend",
-    "models": "model",
-    "servers": "server",
-}
-
-
 @app.command(name="list")
 def list_names(
     kind: Annotated[
@@ -509,7 +464,7 @@ def list_names(
     """List the names that can be used."""
     if kind is not None and kind not in KINDS:
         raise UnknownName(f"kind {kind!r} is not known; known are {', '.join(KINDS)}.{nearest(kind, KINDS)}")
-    found = {each: _names(each) for each in ([kind] if kind else KINDS)}
+    found = {each: names_of(each) for each in ([kind] if kind else KINDS)}
     if as_json:
         _print_json(
             {each: [dict(zip(("name", "about"), row, strict=True)) for row in rows] for each, rows in found.items()}
@@ -522,47 +477,10 @@ def list_names(
             print(_printable(line))
 
 
-def _names(kind: str) -> list[tuple[str, str]]:
-    """Names of a kind, each with its description or, where that would take an import, its place."""
-    if kind in ("recipes", "workflows"):
-        return [(name, _description(path)) for name, path in _yaml_files(kind).items()]
-    from srpo_env.registry import registered
-
-    points = sorted(registered(KINDS[kind]).items())
-    return [(name, _about(point) if kind == "tasks" else point.value) for name, point in points]
-
-
-def _about(point: EntryPoint) -> str:
-    """What a task set says of itself: its splits, its licence and how to get it."""
-    try:
-        found = point.load()
-    except ImportError as error:
-        return f"{point.value} (can't be imported: {error})"
-    about = getattr(found, "about", None) or (found.__doc__ or "").strip().partition("\n")[0]
-    return str(about or point.value)
-
-
-def _yaml_files(kind: str) -> dict[str, Path]:
-    from srpo_env.config import recipe_names
-    from srpo_env.loading import workflow_files
-
-    return recipe_names() if kind == "recipes" else workflow_files()
-
-
-def _description(path: Path) -> str:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return "(can't be read)"
-    return " ".join(str(data.get("description", "")).split()) if isinstance(data, dict) else ""
-
-
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="A recipe or workflow that ships.")], as_json: Json = False) -> None:
     """Print a recipe or workflow, to copy and change."""
-    recipes, workflows = _yaml_files("recipes"), _yaml_files("workflows")
+    recipes, workflows = yaml_files("recipes"), yaml_files("workflows")
     path = recipes.get(name) or workflows.get(name)
     if path is None:
         known = [*recipes, *workflows]
