@@ -27,7 +27,7 @@ from srpo_env.agents.chat import Chat
 from srpo_env.agents.http_client import HttpClient, Refused, Replica, Transport, as_json
 from srpo_env.agents.limits import output_limit
 from srpo_env.agents.local import LocalPolicy
-from srpo_env.agents.served import Served, compare_tokenizers, logprobs_mode, served_model
+from srpo_env.agents.server_probe import Served, compare_tokenizers, logprobs_mode, served_model
 from srpo_env.agents.serving import vllm_commands
 from srpo_env.agents.weight_sync import (
     PAUSE,
