@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -38,11 +40,18 @@ CHAT_TEMPLATE = (
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """One token a character: newline and printable ASCII, and six special tokens; anything else is `<|unk|>`."""
+    return tokenizer_of()
+
+
+def tokenizer_of(pieces: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A token for each of some pieces of text, the longest first, and one for each other character."""
     special = (PAD, SYSTEM, USER, ASSISTANT, END, UNKNOWN)
     characters = ("\n", *(chr(code) for code in range(32, 127)))
-    vocabulary = {token: index for index, token in enumerate((*special, *characters))}
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys((*special, *characters, *pieces)))}
+    longest_first = sorted(set(pieces), key=lambda piece: (-len(piece), piece))
+    pattern = "|".join((*map(re.escape, longest_first), r"[\s\S]"))
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -56,25 +65,25 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 of 0.31 M parameters; input and output embeddings are tied."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    model = Qwen3ForCausalLM(config)
+def tiny_qwen3(tokenizer: PreTrainedTokenizerFast, **changed: Any) -> Qwen3ForCausalLM:
+    """A Qwen3 of 0.31 M parameters, or with another configuration; input and output embeddings are tied."""
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(**shape | changed))
     model.generation_config = GenerationConfig(
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )

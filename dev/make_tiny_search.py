@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from make_tiny import ASSISTANT, CHAT_TEMPLATE, END, PAD, SYSTEM, UNKNOWN, USER
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from make_tiny import ASSISTANT, END, USER, tiny_qwen3, tokenizer_of
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 import srpo_env
 from srpo_env.agents import ScriptedPolicy
@@ -43,48 +42,12 @@ def syllable_tokenizer() -> PreTrainedTokenizerFast:
         *("'s", "has", "more", "<search>", "</search>", " search", " answer", "No results.", "\n\n"),
         *(f"{space}[{number}]" for number in range(1, 4) for space in ("", " ")),
     ]
-    special = (PAD, SYSTEM, USER, ASSISTANT, END, UNKNOWN)
-    characters = ("\n", *(chr(code) for code in range(32, 127)))
-    vocabulary = {token: index for index, token in enumerate(dict.fromkeys((*special, *characters, *pieces)))}
-    longest_first = "|".join(map(re.escape, sorted(set(pieces), key=lambda piece: (-len(piece), piece))))
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first + r"|[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        unk_token=UNKNOWN,
-        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-    )
+    return tokenizer_of(pieces)
 
 
-def tiny_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 of 0.26 M parameters with tied embeddings, which can copy from the start."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+def copying_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A Qwen3 of 0.26 M parameters, which can copy from the start."""
+    model = tiny_qwen3(tokenizer, intermediate_size=128, num_key_value_heads=4, initializer_range=0.06)
     _lay_out_induction(model)
     return model
 
@@ -271,7 +234,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     tokenizer = syllable_tokenizer()
-    model = tiny_qwen3(tokenizer)
+    model = copying_qwen3(tokenizer)
     careful, careless = Demonstrator(0.0, 0.0), Demonstrator(0.6, 0.5)
     texts = prompts(careless)
     for demonstrator, steps, lr in ((careful, args.careful, 6e-3), (careless, args.careless, 1e-3)):

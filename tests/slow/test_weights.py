@@ -16,7 +16,10 @@ pytestmark = pytest.mark.slow
 DEV = Path(__file__).resolve().parents[2] / "dev"
 
 
-@pytest.mark.parametrize(("script", "model"), [("make_tiny", "tiny_arithmetic"), ("make_router", "tiny_router")])
+MADE = {"make_tiny": "tiny_arithmetic", "make_router": "tiny_router", "make_tiny_search": "tiny_search"}
+
+
+@pytest.mark.parametrize(("script", "model"), MADE.items())
 def test_a_script_makes_the_weights_that_ship(script: str, model: str, tmp_path: Path) -> None:
     command = [sys.executable, str(DEV / f"{script}.py"), str(tmp_path / "made")]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
