@@ -197,7 +197,8 @@ def test_a_trained_agent_is_sampled_from_the_whole_distribution(sampling: dict[s
 
 
 def test_a_frozen_agent_may_be_sampled_in_any_way() -> None:
-    Job.prepare(recipe_of(sampling={"train": {"top_p": 0.9, "temperature": 0}}))
+    sampling = Job.prepare(recipe_of(sampling={"train": {"top_p": 0.9, "temperature": 0}})).recipe.sampling_of("solver")
+    assert (sampling.top_p, sampling.temperature) == (0.9, 0)
 
 
 def test_a_recipe_without_a_trained_policy_has_no_trainer(job: Job) -> None:
