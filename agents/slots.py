@@ -63,15 +63,22 @@ class Slots(Cache):
             row: [n, 1] row of the source for each slot.
             token: [n, width] places of the tokens in it.
         """
+        count, width = token.shape
         for layer, cached in enumerate(source.layers):
             for parts, new in zip((self.keys, self.values), _keys_and_values(cached), strict=True):
-                parts[layer][first : first + len(token), :, : token.shape[1]] = new[row, :, token].transpose(1, 2)
+                _, heads, length, size = new.shape
+                head = torch.arange(heads, device=new.device)[:, None]
+                line = (row[:, :, None] * heads + head) * length + token[:, None]  # [n, heads, width]
+                found = new.reshape(-1, size).index_select(0, line.flatten()).view(count, heads, width, size)
+                parts[layer][first : first + count, :, :width] = found
 
     def move(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copies the first `width` columns of some slots to other slots."""
-        source, target = torch.tensor(sources), torch.tensor(targets)
+        device = self.keys[0].device
+        source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for part in (*self.keys, *self.values):
-            part[target, :, :width] = part[source, :, :width]
+            read = part[:, :, :width]
+            read.index_copy_(0, target, read.index_select(0, source))
 
     def aim(self, lengths: Tensor, width: int) -> None:
         """Says where the next forward pass writes: column `lengths[i]` of slot i, of `width` columns it then reads."""

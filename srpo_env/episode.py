@@ -13,12 +13,23 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from srpo_env.errors import ContextExceeded, InvalidAction, InvalidWorkflow, PolicyError, nearest
 from srpo_env.graph import Graph
 from srpo_env.merging import merge
-from srpo_env.records import Event, Member, Message, Output, Sampling, ToolCall, TruncationReason
+from srpo_env.records import (
+    SCHEMA_VERSION,
+    Event,
+    Member,
+    Message,
+    Output,
+    Sampling,
+    ToolCall,
+    TruncationReason,
+    as_json,
+    well_formed,
+)
 from srpo_env.reducers import REDUCERS, Reducer
 from srpo_env.registry import load_reference
 from srpo_env.rewards import Score
@@ -32,7 +43,6 @@ _SORTED = json.JSONEncoder(sort_keys=True, default=str)
 
 Outcome = str | Output | ContextExceeded | PolicyError
 """What became of one member: text given by hand, a sampled output, or the error in place of one."""
-_OUTCOMES = get_args(Outcome)
 
 
 class Episode:
@@ -83,7 +93,8 @@ class Episode:
         self.events: list[Event] = []
         self.terminated = self.truncated = False
         self._tools = tools or {}
-        require_tools(workflow, self._tools)
+        if graph.callers:
+            require_tools(workflow, self._tools)
         self._clock = clock
         self._node: str = workflow.first
         self._last: str | None = None
@@ -133,54 +144,55 @@ class Episode:
                 f"node {self._node!r} waits for {len(due)} outputs and got {len(outcomes)}; give one per member of the "
                 f"active set: {', '.join(f'{d.slot.agent}[{d.slot.index}]' for d in due)}."
             )
-        for each, outcome in zip(due, outcomes, strict=True):
-            if not isinstance(outcome, _OUTCOMES):
-                raise InvalidAction(
-                    f"node {self._node!r}: the output of {each.slot.agent}[{each.slot.index}] is a "
-                    f"{type(outcome).__name__}; an output is a str or an srpo_env.Output."
-                )
-        before = self._digest
-        members = await self._members(due, outcomes, sampling or [None] * len(due))
+        members = self._members(due, outcomes, sampling or [None] * len(due))
+        if self.graph.callers:
+            members = await self._with_calls(members)
         failure = _failure(outcomes, members)
-        visited = self._node
+        before, visited = self._digest, self._node
         self._visits[visited] += 1
-        self._record_turns(due, members)
+        self._walk_on(members)
         following, truncated_by = (visited, failure) if failure else self._transition(visited, due, members)
         self.terminated, self.truncated = following == "end", truncated_by is not None
-        answer = self._answer() if self.done else None
+        done = self.done
+        answer = self._answer() if done else None
         self._last = visited
-        if not self.done:
+        if not done:
+            self._record_turns(due, members)
             self._node = following
             self.active_set = self._due()
         self._digest = self._state_digest()
         ended = self._clock()
-        event = Event(
-            run=self.ids.run,
-            batch=self.ids.batch,
-            task=self.task.id,
-            group=self.ids.group,
-            episode=self.ids.episode,
-            step=len(self.events),
-            node=visited,
-            visit=self._visits[visited] - 1,
-            members=tuple(members),
-            value=None if failure else getattr(self._views[visited], "parsed", None),
-            next_node=following,
-            state_before=before,
-            state_after=self._digest,
-            reward=0.0,
-            answer=answer,
-            terminated=self.terminated,
-            truncated=self.truncated,
-            truncated_by=truncated_by,
-            started=self._started,
-            ended=ended,
-        )
+        fields: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "run": self.ids.run,
+            "batch": self.ids.batch,
+            "task": self.task.id,
+            "group": self.ids.group,
+            "episode": self.ids.episode,
+            "step": len(self.events),
+            "node": visited,
+            "visit": self._visits[visited] - 1,
+            "members": tuple(members),
+            "value": None if failure else as_json(getattr(self._views[visited], "parsed", None)),
+            "next_node": following,
+            "state_before": before,
+            "state_after": self._digest,
+            "reward": 0.0,
+            "score_reason": None,
+            "measures": {},
+            "answer": answer,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "truncated_by": truncated_by,
+            "started": self._started,
+            "ended": ended,
+        }
         self._started = ended
-        if self.done:
+        event = Event.of_checked(fields)
+        if done:
             score = await self._score(answer, event)
-            scored = {"reward": score.value, "score_reason": score.reason, "measures": score.measures}
-            event = event.model_copy(update=scored)
+            scored = {"reward": score.value, "score_reason": score.reason, "measures": dict(score.measures)}
+            event = Event.of_checked(fields | scored)
         self.events.append(event)
         return event
 
@@ -268,35 +280,47 @@ class Episode:
 
     # What the outputs do.
 
-    async def _members(
+    def _members(
         self, due: Sequence[Due], outcomes: Sequence[Outcome], sampling: Sequence[Sampling | None]
     ) -> list[Member]:
         members = []
+        readers = self.graph.readers
         for each, outcome, settings in zip(due, outcomes, sampling, strict=True):
-            error = None
+            slot, error = each.slot, None
             if isinstance(outcome, Output):
                 output = outcome
             elif isinstance(outcome, str):
                 output = Output(text=outcome)
+            elif isinstance(outcome, ContextExceeded | PolicyError):
+                output, error = Output(text="", prompt_ids=(), output_ids=(), logprobs=()), well_formed(str(outcome))
             else:
-                output, error = Output(text="", prompt_ids=(), output_ids=(), logprobs=()), str(outcome)
+                raise InvalidAction(
+                    f"node {self._node!r}: the output of {slot.agent}[{slot.index}] is a {type(outcome).__name__}; an "
+                    "output is a str or an srpo_env.Output."
+                )
             members.append(
-                Member(
-                    agent=each.slot.agent,
-                    index=each.slot.index,
-                    turn=each.turn,
-                    policy=each.policy,
-                    messages=each.messages,
-                    sampling=settings,
-                    output=output,
-                    parse=self.graph.readers[each.slot.agent](output.text),
-                    error=error,
-                    extends=_extends(output, each.earlier),
+                Member.of_checked(
+                    {
+                        "agent": slot.agent,
+                        "index": slot.index,
+                        "turn": each.turn,
+                        "policy": each.policy,
+                        "messages": each.messages,
+                        "sampling": settings,
+                        "output": output,
+                        "parse": readers[slot.agent](output.text),
+                        "tool_calls": (),
+                        "error": error,
+                        "extends": _extends(output, each.earlier),
+                    }
                 )
             )
-            self._tokens += len(output.output_ids or ())
+        return members
+
+    async def _with_calls(self, members: Sequence[Member]) -> list[Member]:
+        """Makes the calls of all members side by side; returns them with what came back."""
         if self.graph.callers.isdisjoint(member.agent for member in members):
-            return members
+            return list(members)
         calls = await asyncio.gather(*(self._calls(member) for member in members))
         return [
             member.model_copy(update={"tool_calls": made}) if made else member
@@ -310,37 +334,47 @@ class Episode:
         tools = {spoken_name(name, self._tools[name]): self._tools[name] for name in names}
         return await run_calls(member.output.text, tools)
 
+    def _walk_on(self, members: Sequence[Member]) -> None:
+        """Adds what was said to the tokens and to the digest of the walk."""
+        said = ["", self._node]
+        for member in members:
+            output = member.output
+            said.append(f"{member.agent} {member.index} {len(output.text)} {output.text}")
+            self._tokens += len(output.output_ids or ())
+        self._walked.update("\n".join(said).encode())
+
     def _record_turns(self, due: Sequence[Due], members: Sequence[Member]) -> None:
-        self._walked.update(b"\n" + self._node.encode())
+        """Keeps what was said, for the prompts that come."""
         for each, member in zip(due, members, strict=True):
             self._turns.setdefault((member.agent, member.index), []).append((each.messages, member.output))
             self._transcript.append((each.slot, member.output.text))
-            text = member.output.text.encode()
-            self._walked.update(b"\n%s %d %d " % (member.agent.encode(), member.index, len(text)) + text)
 
     def _transition(
         self, visited: str, due: Sequence[Due], members: Sequence[Member]
     ) -> tuple[str, TruncationReason | None]:
         node = self.graph.workflow.nodes[visited]
         outputs = tuple(
-            MemberView(
-                agent=member.agent,
-                index=member.index,
-                count=each.slot.count,
-                text=member.output.text,
-                parsed=member.parse.value,
-                ok=member.parse.ok,
-                results=tuple([call.result for call in member.tool_calls]),
-                acting=bool(member.tool_calls),
-            )
-            for each, member in zip(due, members, strict=True)
+            [
+                MemberView(
+                    agent=member.agent,
+                    index=member.index,
+                    count=each.slot.count,
+                    text=member.output.text,
+                    parsed=member.parse.value,
+                    ok=member.parse.ok,
+                    results=tuple([call.result for call in member.tool_calls]) if member.tool_calls else (),
+                    acting=bool(member.tool_calls),
+                )
+                for each, member in zip(due, members, strict=True)
+            ]
         )
-        self._results.update(
-            {(each.agent, each.index): each.results for each in outputs if each.agent in self.graph.callers}
-        )
+        if self.graph.callers:
+            results = {(each.agent, each.index): each.results for each in outputs}
+            self._results.update(results)
         shown = self._with_earlier(visited, outputs)
         snapshot = self._scope()
-        self._write(node.write, outputs, snapshot)
+        if node.write:
+            self._write(node.write, outputs, snapshot)
         if node.transition is not None:
             made = self._own_transition(visited, node, outputs, snapshot)
             self._state.update(made.state)
@@ -389,13 +423,13 @@ class Episode:
             if len(outputs) > 1:
                 return NodeView(outputs, visits)
             return NodeView(outputs, visits, outputs[0].text, outputs[0].parsed, outputs[0].ok)
-        if isinstance(reduce, Best):
-            expression = compile_expression(reduce.best)
-            winner = max(outputs, key=lambda output: _score(expression, {**scope, "member": output}))
-            return NodeView(outputs, visits, winner.text, winner.parsed, winner.ok)
-        reducer: Reducer = REDUCERS[reduce] if reduce in REDUCERS else load_reference(reduce)
-        parsed, text = reducer(outputs)
-        return NodeView(outputs, visits, text, parsed, any(output.ok for output in outputs))
+        if isinstance(reduce, str):
+            reducer: Reducer = REDUCERS[reduce] if reduce in REDUCERS else load_reference(reduce)
+            parsed, text = reducer(outputs)
+            return NodeView(outputs, visits, text, parsed, any(output.ok for output in outputs))
+        expression = compile_expression(reduce.best)
+        winner = max(outputs, key=lambda output: _score(expression, {**scope, "member": output}))
+        return NodeView(outputs, visits, winner.text, winner.parsed, winner.ok)
 
     def _write(self, writes: Mapping[str, str], outputs: Sequence[MemberView], snapshot: Mapping[str, Any]) -> None:
         for key, text in writes.items():
@@ -441,7 +475,7 @@ class Episode:
             answer = compile_expression(self.graph.workflow.answer).evaluate(self._scope())
         except InvalidWorkflow:
             return None  # the answer's node was not reached
-        return None if answer is None else str(answer)
+        return None if answer is None else well_formed(str(answer))
 
     async def _score(self, answer: str | None, event: Event) -> Score:
         if event.truncated_by in ("policy_error", "tool_unavailable"):
@@ -471,9 +505,8 @@ def _failure(outcomes: Sequence[Outcome], members: Sequence[Member]) -> Truncati
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     if errors:
         return "policy_error" if any(isinstance(error, PolicyError) for error in errors) else "context"
-    if any(call.unavailable for member in members for call in member.tool_calls):
-        return "tool_unavailable"
-    return None
+    calls = [call for member in members for call in member.tool_calls]
+    return "tool_unavailable" if any(call.unavailable for call in calls) else None
 
 
 def _score(expression: Expression, scope: Mapping[str, Any]) -> float:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from srpo_env.errors import UnknownName, nearest
-from srpo_env.records import Parse
+from srpo_env.records import Parse, as_json, well_formed
 from srpo_env.registry import is_reference, load_reference
 from srpo_env.spec import Parser
 
@@ -186,8 +186,8 @@ def reader(parser: Parser) -> Callable[[str], Parse]:
             if choices is not None and value not in choices:
                 raise Unread(f"{_short(str(value))!r} is not one of {', '.join(choices)}")
         except Unread as error:
-            return Parse(ok=False, value=parser.fallback, error=str(error))
-        return Parse(ok=True, value=value)
+            return Parse.of_checked({"ok": False, "value": as_json(parser.fallback), "error": well_formed(str(error))})
+        return Parse.of_checked({"ok": True, "value": as_json(value), "error": None})
 
     return parse
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -23,39 +24,63 @@ length, or a policy that failed after all its retries (the episode is then unsco
 MODEL_CAUSED = frozenset[str]({"steps", "visits", "tokens", "context"})
 
 
-def _well_formed(text: Any) -> Any:
-    """Replaces lone surrogates by U+FFFD: no file, terminal or tokenizer takes them."""
+def well_formed(text: Any) -> Any:
+    """Replaces lone surrogates in a text by U+FFFD: no file, terminal or tokenizer takes them."""
     if isinstance(text, str) and not text.isascii():
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
-Text = Annotated[str, BeforeValidator(_well_formed)]
+Text = Annotated[str, BeforeValidator(well_formed)]
 """Any text; lone surrogates are replaced by U+FFFD."""
 
 
-def _as_json(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int):
-        return value
+def as_json(value: Any) -> Any:
+    """Returns what JSON can hold of a value; of anything else its text, such as `nan` for what is no number."""
     if isinstance(value, str):
-        return _well_formed(value)
+        return well_formed(value)
+    if value is None or isinstance(value, int):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {_well_formed(str(key)): _as_json(each) for key, each in value.items()}
+        return {well_formed(str(key)): as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
-    return _well_formed(str(value))
+        return [as_json(each) for each in value]
+    return well_formed(str(value))
 
 
-Json = Annotated[Any, BeforeValidator(_as_json)]
+Json = Annotated[Any, BeforeValidator(as_json)]
 """Plain data that JSON can hold; of anything else its text, such as `nan` for what is no number."""
+
+
+_set = object.__setattr__  # of a frozen record
+
+
+@cache
+def _fields_of(kind: type[BaseModel]) -> set[str]:
+    """Returns the names of a record's fields."""
+    return set(kind.model_fields)
 
 
 class Record(BaseModel):
     """Base of what is recorded: frozen, and no unknown key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    @classmethod
+    def of_checked(cls, fields: dict[str, Any]) -> Self:
+        """Returns a record of fields that are known to be right: all of them, in the order in which they are declared.
+
+        Nothing is checked or copied; `fields` becomes the record. A walk makes thousands of records a second, and this
+        takes a third of the time and of the memory.
+        """
+        record = cls.__new__(cls)
+        _set(record, "__dict__", fields)
+        _set(record, "__pydantic_fields_set__", _fields_of(cls))
+        _set(record, "__pydantic_extra__", None)
+        _set(record, "__pydantic_private__", None)
+        return record
 
 
 class Message(Record):
@@ -128,7 +153,7 @@ class ToolCall(Record):
     """
 
     tool: Text
-    arguments: Annotated[dict[str, Any], BeforeValidator(_as_json)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(as_json)]
     result: Text
     ok: bool = True
     unavailable: bool = False

@@ -35,6 +35,9 @@ class Score(Record):
     measures: dict[str, float] = Field(default_factory=dict)  # a default of {} would be deep-copied each time
 
 
+_RIGHT, _WRONG = Score(value=1.0, reason="right"), Score(value=0.0, reason="wrong")
+_NO_ANSWER, _NO_REFERENCE = Score(value=0.0, reason="no answer"), Score(value=None, reason="no reference answer")
+
 Reward = Callable[["Task", str | None, Sequence[Event]], Score | Awaitable[Score]]
 """`reward(task, answer, events)`: scores the team's answer, None where it gave none; `events` are the episode's.
 
@@ -49,12 +52,11 @@ def exact_match(task: Task, answer: str | None, events: Sequence[Event]) -> Scor
     """
     accepted = [text for answer_ in task.answers if (text := answer_.strip())]
     if not accepted:
-        return Score(value=None, reason="no reference answer")
+        return _NO_REFERENCE
     if answer is None or not answer.strip():
-        return Score(value=0.0, reason="no answer")
+        return _NO_ANSWER
     given = plain_answer(answer)
-    right = any(given == text or _same_number(given, text) for text in accepted)
-    return Score(value=float(right), reason="right" if right else "wrong")
+    return _RIGHT if given in accepted or any(_same_number(given, text) for text in accepted) else _WRONG
 
 
 def less_extra_members(reward: Reward, cost: float) -> Reward:

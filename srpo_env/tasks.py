@@ -72,8 +72,8 @@ class TaskSet:
             InvalidInput: The reward gave something other than a Score.
         """
         score = self.parts.get(task.set, self.reward)(task, answer, events)
-        if inspect.isawaitable(score):
-            score = await score
+        if not isinstance(score, Score):
+            score = await score if inspect.isawaitable(score) else score
         if not isinstance(score, Score):
             raise InvalidInput(
                 f"task set {self.name!r}: the reward gave a {type(score).__name__} for task {task.id!r}; it returns an "

@@ -85,6 +85,10 @@ class TemplateError(InvalidWorkflow):
         self.line = line
 
 
+_PLAIN = (str, bytes, int, float, Sequence)
+_MISSING = object()
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "%", "+"})
 
@@ -106,10 +110,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return self.undefined(hint=f"'.{attribute}' is asked of a node that was not visited, or of null")
         if isinstance(obj, jinja2.Undefined):
             return obj
-        plain = isinstance(obj, str | bytes | int | float | Sequence)
-        if plain or attribute.startswith("_") or not hasattr(obj, attribute):
+        seen = not isinstance(obj, _PLAIN) and not attribute.startswith("_")
+        value = getattr(obj, attribute, _MISSING) if seen else _MISSING
+        if value is _MISSING:
             return self.undefined(hint=f"{_kind(obj)} has no {attribute!r}")
-        value = getattr(obj, attribute)
         return self.undefined(hint=f"{attribute!r} is not data") if callable(value) else value
 
     def getitem(self, obj: Any, argument: Any) -> Any:

@@ -586,6 +586,35 @@ def test_a_python_transition_can_not_leave_the_graph(
         advance(own(body), "1", "3")
 
 
+# What a walk records is not checked again: it is right by itself.
+
+
+def is_as_if_checked(event: Event) -> bool:
+    event = event.model_copy(update={"started": 0.0, "ended": 0.0})  # they are rounded where they are written
+    return repr(Event.model_validate(event.model_dump())) == repr(event)
+
+
+@pytest.mark.parametrize("parsed", ["4", r"'\ud835'", "float('nan')", "object()", "{1: (2, b'x')}"])
+def test_an_event_of_any_value_is_what_a_check_would_make_of_it(
+    own: Callable[[str], Episode], advance: Advance, parsed: str
+) -> None:
+    event = advance(own(f"return Transition(parsed={parsed})"), "1", "no number")
+    assert is_as_if_checked(event)
+
+
+def test_an_event_without_outputs_is_what_a_check_would_make_of_it(started: Started, advance: Advance) -> None:
+    failed = (ContextExceeded("too long \ud835"), PolicyError("down \ud835"))
+    event = advance(started("parallel_proposers"), *failed, r"\boxed{4}")
+    assert is_as_if_checked(event)
+    assert [member.error for member in event.members] == ["too long \ufffd", "down \ufffd", None]
+
+
+def test_an_event_with_calls_is_what_a_check_would_make_of_it(started: Started, advance: Advance) -> None:
+    event = advance(started("tool_use", tools=TOOLS), "<calculator>2+2</calculator>")
+    assert is_as_if_checked(event)
+    assert event.members[0].tool_calls
+
+
 # Digests.
 
 

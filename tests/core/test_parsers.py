@@ -1,6 +1,7 @@
 """Is an output read as the rules say, and is nothing else ever taken for an answer?"""
 
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -223,6 +224,25 @@ def test_a_users_parser_that_raises_is_a_failed_parse_that_names_it() -> None:
 
 def test_a_users_parser_reads_by_its_own_rules() -> None:
     assert reader(Parser(use="builtins:len"))("four").value == 4
+
+
+@pytest.mark.parametrize(
+    ("use", "fallback", "text"),
+    [
+        ("builtins:float", None, "nan"),
+        ("builtins:ascii", None, "x"),
+        ("fractions:Fraction", None, "1/2"),
+        ("fractions:Fraction", "\ud835", "one \ud835 half"),
+    ],
+)
+def test_what_a_parser_gives_is_what_a_check_would_make_of_it(use: str, fallback: str | None, text: str) -> None:
+    parse = reader(Parser(use=use, fallback=fallback))(text)
+    assert repr(Parse.model_validate(parse.model_dump())) == repr(parse)
+
+
+def test_the_error_of_a_parser_is_text_that_a_file_can_hold(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def read(text):\n    raise ValueError(text)\n", encoding="utf-8")
+    assert "raised ValueError: a \ufffd" in str(reader(Parser(use=f"{tmp_path}/own.py:read"))("a \ud835").error)
 
 
 def test_an_unknown_parser_is_named_with_the_nearest() -> None:
