@@ -96,7 +96,7 @@ def update(
 def main() -> None:
     """Learns from three batches."""
     policy = LocalPolicy("tiny_arithmetic")
-    optimiser = torch.optim.AdamW(policy.model.parameters(), lr=3e-4, weight_decay=0.0)
+    optimiser = torch.optim.AdamW(policy.model.parameters(), lr=3e-4, weight_decay=0.0, fused=True)
     generator = torch.Generator().manual_seed(0)
     for seed in range(3):
         log = srpo_env.rollout("tiny/parallel_proposers", policies=policy, episodes=128, group_size=8, seed=seed)

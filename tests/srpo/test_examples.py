@@ -79,7 +79,7 @@ def test_by_hand_ends_with_the_parameters_of_the_learner() -> None:
     how = PolicyTraining(lr=1e-3)
     SRPOLearner(config, policies[0], training=how, seed=5).update(log.batch())
     update = load_reference(f"{EXAMPLES / 'by_hand.py'}:update")
-    optimiser = torch.optim.AdamW(policies[1].model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimiser = torch.optim.AdamW(policies[1].model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
     assert len(list(update(policies[1].model, optimiser, log.batch(), torch.Generator().manual_seed(5)))) == 2
     expected, found = (dict(each.model.named_parameters()) for each in policies)
     assert all(torch.equal(found[name], each) for name, each in expected.items())

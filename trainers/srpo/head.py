@@ -76,8 +76,7 @@ class _FromHidden(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(2))
         spread = torch.empty(len(hidden) if entropy else 0, dtype=dtype, device=hidden.device)
-        for part in _parts(len(hidden), len(weight)):
-            z = _tempered_logits(hidden[part], weight, bias, temperature[part])
+        for part, z in _tempered_logits(hidden, weight, bias, temperature):
             normaliser[part] = z.logsumexp(1)
             logprobs[part] = z.gather(1, ids[part].unsqueeze(1)).squeeze(1) - normaliser[part]
             if entropy:
@@ -100,33 +99,42 @@ class _FromHidden(torch.autograd.Function):
             )
         )
         scale = gradient / temperature
-        for part in _parts(len(hidden), len(weight)):
-            z = _tempered_logits(hidden[part], weight, bias, temperature[part])
+        for part, z in _tempered_logits(hidden, weight, bias, temperature):
             # d log p / d z = (1 at the token, 0 elsewhere) - p
             z.sub_(normaliser[part].unsqueeze(1)).exp_().mul_(-scale[part].unsqueeze(1))
             z.scatter_add_(1, ids[part].unsqueeze(1), scale[part].unsqueeze(1))
             if of_bias is not None:
                 of_bias += z.sum(0)
-            z = z.to(hidden.dtype)
+            of_z = z.to(hidden.dtype)
             if of_hidden is not None:
-                torch.mm(z, weight, out=of_hidden[part])
+                torch.mm(of_z, weight, out=of_hidden[part])
             if of_weight is None:
                 continue
-            if of_weight.dtype == z.dtype:
-                of_weight.addmm_(z.T, hidden[part])
+            if of_weight.dtype == of_z.dtype:
+                of_weight.addmm_(of_z.T, hidden[part])
             else:  # a sum over many parts needs more digits than the products
-                of_weight += z.T @ hidden[part]
+                of_weight += of_z.T @ hidden[part]
         return of_hidden, _as(weight, of_weight), _as(bias, of_bias), None, None, None
 
 
-def _parts(count: int, vocabulary: int) -> Iterator[slice]:
-    step = max(_CHUNK_TOKENS, _CHUNK_LOGITS // vocabulary)
-    return (slice(start, start + step) for start in range(0, count, step))
-
-
-def _tempered_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    z = nn.functional.linear(hidden, weight, bias)
-    return z.to(torch.promote_types(z.dtype, torch.float32)).div_(temperature.unsqueeze(1))
+def _tempered_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yields parts of the tokens with their logits, in float32 at least and in the same memory each time."""
+    count, vocabulary = len(hidden), len(weight)
+    step = max(1, min(count, max(_CHUNK_TOKENS, _CHUNK_LOGITS // vocabulary)))
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    memory = torch.empty(step, vocabulary, dtype=dtype, device=hidden.device)
+    for start in range(0, count, step):
+        part = slice(start, min(start + step, count))
+        z = memory[: part.stop - start]
+        if dtype != hidden.dtype:
+            z.copy_(nn.functional.linear(hidden[part], weight, bias))
+        elif bias is None:
+            torch.mm(hidden[part], weight.T, out=z)
+        else:
+            torch.addmm(bias, hidden[part], weight.T, out=z)
+        yield part, z.div_(temperature[part].unsqueeze(1))
 
 
 def _entropy(log_p: Tensor) -> Tensor:
