@@ -69,6 +69,11 @@ def test_the_capped_objective_by_hand(make: Any) -> None:
     assert new.grad[:, 2].tolist() == pytest.approx([-0.75, 1, 0])
 
 
+@pytest.mark.parametrize("name", ["own_advantage", "own_objective"])
+def test_an_own_idea_takes_30_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 30
+
+
 def test_by_hand_ends_with_the_parameters_of_the_learner() -> None:
     log = srpo_env.rollout(
         "tiny/parallel_proposers", policies=LocalPolicy("tiny_arithmetic"), episodes=32, group_size=8
