@@ -70,7 +70,7 @@ def learner(*, later: bool) -> Callable[[list[Row]], Step]:
 def plain() -> Callable[[list[Row]], Step]:
     """The loop that many write by hand."""
     model = tiny_qwen3()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 
     def prepare(rows: list[Row]) -> Step:
         prompts, outputs, old, advantage = columns(rows)
@@ -132,7 +132,7 @@ def trl() -> Callable[[list[Row]], Step]:
     model = trainer.model
     trainer.current_gradient_accumulation_steps = 1
     model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 
     def prepare(rows: list[Row]) -> Step:
         prompts, outputs, old, advantage = columns(rows)

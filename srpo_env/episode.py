@@ -339,7 +339,8 @@ class Episode:
         said = ["", self._node]
         for member in members:
             output = member.output
-            said.append(f"{member.agent} {member.index} {len(output.text)} {output.text}")
+            text = output.text
+            said.append(f"{member.agent} {member.index} {len(text)} {text}")
             self._tokens += len(output.output_ids or ())
         self._walked.update("\n".join(said).encode())
 
@@ -353,21 +354,7 @@ class Episode:
         self, visited: str, due: Sequence[Due], members: Sequence[Member]
     ) -> tuple[str, TruncationReason | None]:
         node = self.graph.workflow.nodes[visited]
-        outputs = tuple(
-            [
-                MemberView(
-                    agent=member.agent,
-                    index=member.index,
-                    count=each.slot.count,
-                    text=member.output.text,
-                    parsed=member.parse.value,
-                    ok=member.parse.ok,
-                    results=tuple([call.result for call in member.tool_calls]) if member.tool_calls else (),
-                    acting=bool(member.tool_calls),
-                )
-                for each, member in zip(due, members, strict=True)
-            ]
-        )
+        outputs = tuple([_view(each.slot, member) for each, member in zip(due, members, strict=True)])
         if self.graph.callers:
             results = {(each.agent, each.index): each.results for each in outputs}
             self._results.update(results)
@@ -472,7 +459,7 @@ class Episode:
 
     def _answer(self) -> str | None:
         try:
-            answer = compile_expression(self.graph.workflow.answer).evaluate(self._scope())
+            answer = self.graph.answer.evaluate(self._scope())
         except InvalidWorkflow:
             return None  # the answer's node was not reached
         return None if answer is None else well_formed(str(answer))
@@ -500,13 +487,21 @@ class Episode:
         return digest.hexdigest()
 
 
+def _view(slot: Slot, member: Member) -> MemberView:
+    parse, calls = member.parse, member.tool_calls
+    results = tuple([call.result for call in calls]) if calls else ()
+    return MemberView(
+        slot.agent, slot.index, slot.count, member.output.text, parse.value, parse.ok, results, acting=bool(calls)
+    )
+
+
 def _failure(outcomes: Sequence[Outcome], members: Sequence[Member]) -> TruncationReason | None:
     """Why these outputs make no transition, if they don't."""
-    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    errors = [outcome for outcome, member in zip(outcomes, members, strict=True) if member.error is not None]
     if errors:
         return "policy_error" if any(isinstance(error, PolicyError) for error in errors) else "context"
     calls = [call for member in members for call in member.tool_calls]
-    return "tool_unavailable" if any(call.unavailable for call in calls) else None
+    return "tool_unavailable" if calls and any(call.unavailable for call in calls) else None
 
 
 def _score(expression: Expression, scope: Mapping[str, Any]) -> float:

@@ -73,6 +73,7 @@ class Graph:
         edges: Where each node leads, in order.
         prompts: Templates of each agent.
         callers: Agents that may call tools.
+        answer: Gives the team's answer at the end.
         max_steps, max_tokens: Limits of an episode; None: none.
         max_visits: Limits of the nodes that have one.
     """
@@ -85,6 +86,7 @@ class Graph:
     edges: Mapping[str, tuple[Arrow, ...]]
     prompts: Mapping[str, Prompt]
     callers: frozenset[str]
+    answer: Expression
     max_steps: int | None
     max_visits: Mapping[str, int]
     max_tokens: int | None
@@ -134,6 +136,7 @@ def compile_graph(workflow: Workflow) -> Graph:
         },
         prompts={name: _prompt(agent) for name, agent in workflow.agents.items()},
         callers=frozenset(name for name, agent in workflow.agents.items() if agent.tools),
+        answer=compile_expression(workflow.answer),
         max_steps=steps,
         max_visits=visits,
         max_tokens=tokens,

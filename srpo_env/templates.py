@@ -12,8 +12,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from types import NoneType
+from typing import Any, Literal
 
 import jinja2
 from jinja2 import nodes
@@ -85,8 +86,16 @@ class TemplateError(InvalidWorkflow):
         self.line = line
 
 
-_PLAIN = (str, bytes, int, float, Sequence)
 _MISSING = object()
+
+
+@cache
+def _shown_of(kind: type) -> Literal["keys", "attributes"] | None:
+    """What a template sees of an object of this type: its keys, its attributes that are data, or neither."""
+    if issubclass(kind, Mapping):
+        return "keys"
+    plain = issubclass(kind, str | bytes | int | float | Sequence | NoneType | jinja2.Undefined)
+    return None if plain else "attributes"
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -101,20 +110,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Returns a key of a mapping, or an attribute that is data; nothing else of an object can be seen."""
-        if isinstance(obj, Mapping):
+        shown = _shown_of(obj.__class__)
+        if shown == "keys":
             try:
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute, hint=f"there is no {attribute!r} here")
+        if shown == "attributes" and not attribute.startswith("_"):
+            value = getattr(obj, attribute, _MISSING)
+            if value is not _MISSING:
+                return self.undefined(hint=f"{attribute!r} is not data") if callable(value) else value
         if obj is None:
             return self.undefined(hint=f"'.{attribute}' is asked of a node that was not visited, or of null")
         if isinstance(obj, jinja2.Undefined):
             return obj
-        seen = not isinstance(obj, _PLAIN) and not attribute.startswith("_")
-        value = getattr(obj, attribute, _MISSING) if seen else _MISSING
-        if value is _MISSING:
-            return self.undefined(hint=f"{_kind(obj)} has no {attribute!r}")
-        return self.undefined(hint=f"{attribute!r} is not data") if callable(value) else value
+        return self.undefined(hint=f"{_kind(obj)} has no {attribute!r}")
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Returns an item of a list, a character of a text, or what `getattr` gives."""
