@@ -8,7 +8,7 @@ all. Each way runs in a process of its own: a step over two short rows (which ma
 rise of the resident set is the memory, and more steps whose least CPU time is the time.
 
 A step is what follows once old log-probs and advantages are at hand: log-probs with their graph, loss, backward,
-clipping of the gradient's norm, AdamW. Laying events out as an EventBatch is no part of it, nor is building TRL's
+clipping of the gradient's norm, fused AdamW. Laying events out as an EventBatch is no part of it, nor is building TRL's
 tensors. `learner, later step` scores all rows once more without gradient, as every optimiser step after the first does.
 `plain` is what many write by hand: `logits_to_keep`, log-softmax, the same loss. TRL computes entropies for its log in
 this step, this learner in the pass that gives the old log-probs.
