@@ -162,9 +162,12 @@ class Calls:
                     call.outcomes.set_result([call.ready[at] for at in range(len(call.requests))])
 
     def _give_up(self, error: Exception) -> None:
-        """Hands an unforeseen error to all who wait."""
-        for call in self._open:
+        """Empties the batch, then hands an unforeseen error to all who wait."""
+        calls, self._open = self._open, []
+        try:
+            self._clear()
+        except Exception as again:  # noqa: BLE001 (nobody may be left waiting)
+            error.add_note(f"The batch could not be emptied, either: {type(again).__name__}: {again}")
+        for call in calls:
             if call.outcomes.set_running_or_notify_cancel():
                 call.outcomes.set_exception(error)
-        self._open.clear()
-        self._clear()

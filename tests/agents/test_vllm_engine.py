@@ -317,6 +317,21 @@ def test_an_error_of_the_engine_reaches_all_who_wait_and_nobody_after_them(
     assert len(ask.outputs(policy, [ask.request("a")])) == 1
 
 
+def test_an_engine_that_can_not_be_emptied_either_leaves_nobody_waiting(
+    policy: VLLMPolicy, vllm: Stub, ask: Any
+) -> None:
+    ask.outcomes(policy, [ask.request("a")])
+
+    def dead(*_: Any) -> Any:
+        raise RuntimeError("the engine is dead")
+
+    vllm.engine.step = vllm.engine.abort_request = dead  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the engine is dead") as found:
+            ask.outcomes(policy, [ask.request("b")])
+        assert found.value.__notes__ == ["The batch could not be emptied, either: RuntimeError: the engine is dead"]
+
+
 def test_weights_changed_in_place_reach_the_engine_with_the_tied_head_and_an_empty_prefix_cache(
     policy: VLLMPolicy, vllm: Stub, ask: Any
 ) -> None:
