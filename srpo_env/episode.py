@@ -93,8 +93,7 @@ class Episode:
         self.events: list[Event] = []
         self.terminated = self.truncated = False
         self._tools = tools or {}
-        if graph.callers:
-            require_tools(workflow, self._tools)
+        require_tools(workflow, self._tools)
         self._clock = clock
         self._node: str = workflow.first
         self._last: str | None = None
@@ -354,14 +353,13 @@ class Episode:
         self, visited: str, due: Sequence[Due], members: Sequence[Member]
     ) -> tuple[str, TruncationReason | None]:
         node = self.graph.workflow.nodes[visited]
-        outputs = tuple([_view(each.slot, member) for each, member in zip(due, members, strict=True)])
+        outputs = tuple([MemberView.of(each.slot, member) for each, member in zip(due, members, strict=True)])
         if self.graph.callers:
             results = {(each.agent, each.index): each.results for each in outputs}
             self._results.update(results)
         shown = self._with_earlier(visited, outputs)
         snapshot = self._scope()
-        if node.write:
-            self._write(node.write, outputs, snapshot)
+        self._write(node.write, outputs, snapshot)
         if node.transition is not None:
             made = self._own_transition(visited, node, outputs, snapshot)
             self._state.update(made.state)
@@ -487,21 +485,13 @@ class Episode:
         return digest.hexdigest()
 
 
-def _view(slot: Slot, member: Member) -> MemberView:
-    parse, calls = member.parse, member.tool_calls
-    results = tuple([call.result for call in calls]) if calls else ()
-    return MemberView(
-        slot.agent, slot.index, slot.count, member.output.text, parse.value, parse.ok, results, acting=bool(calls)
-    )
-
-
 def _failure(outcomes: Sequence[Outcome], members: Sequence[Member]) -> TruncationReason | None:
     """Why these outputs make no transition, if they don't."""
     errors = [outcome for outcome, member in zip(outcomes, members, strict=True) if member.error is not None]
     if errors:
         return "policy_error" if any(isinstance(error, PolicyError) for error in errors) else "context"
     calls = [call for member in members for call in member.tool_calls]
-    return "tool_unavailable" if calls and any(call.unavailable for call in calls) else None
+    return "tool_unavailable" if any(call.unavailable for call in calls) else None
 
 
 def _score(expression: Expression, scope: Mapping[str, Any]) -> float:

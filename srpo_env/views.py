@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from srpo_env.records import Message, Output
+from srpo_env.records import Member, Message, Output
 
 
 @dataclass(slots=True)  # thousands a second: frozen would cost three times as much
@@ -21,6 +21,13 @@ class MemberView:
     ok: bool
     results: tuple[str, ...] = ()
     acting: bool = False
+
+    @classmethod
+    def of(cls, slot: Slot, member: Member) -> MemberView:
+        """Returns what is seen of a member in its place."""
+        text, parse, calls = member.output.text, member.parse, member.tool_calls
+        results = tuple([call.result for call in calls]) if calls else ()
+        return cls(slot.agent, slot.index, slot.count, text, parse.value, parse.ok, results, acting=bool(calls))
 
 
 @dataclass(frozen=True, slots=True)

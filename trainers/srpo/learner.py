@@ -106,7 +106,7 @@ class SRPOLearner:
                 betas=how.betas,
                 eps=how.eps,
                 weight_decay=how.weight_decay,
-                fused=True,
+                fused=True,  # the plain one copies each weight twice in a step
             )
         self._reference = reference_scorers(self.policies, self._scorer) if config.kl_coefficient else None
         self._checksums = checksums(self.policies) if config.kl_coefficient else {}
