@@ -184,16 +184,18 @@ def _read_segment(segment: Path, damage: list[str]) -> Iterator[Event]:
     offset = 0
     with segment.open("rb") as file:
         for line in file:  # a binary file's lines end at b"\n" only
-            found = _event(line.rstrip(b"\n"), segment)
+            found, whole = _event(line.rstrip(b"\n"), segment), line.endswith(b"\n")
             if isinstance(found, Event):
                 yield found
-            elif not line.endswith(b"\n"):
-                damage.append(f"{segment}: torn line at byte {offset} ({found}); its event was never acknowledged.")
-            else:
+            elif whole:
                 raise DamagedLog(
                     f"{segment}: damaged line at byte {offset} ({found}); only the last line of a segment may be "
                     "torn. Restore the file, or move it out of `events/` to go on without it."
                 )
+            else:
+                damage.append(f"{segment}: torn line at byte {offset} ({found}); its event was never acknowledged.")
+            if not whole:
+                return  # a writer that is at work may have gone on meanwhile, in the middle of this line
             offset += len(line)
 
 

@@ -174,6 +174,27 @@ def test_a_line_torn_anywhere_is_no_event(tmp_path: Path, event: Make, left: int
     assert steps(tmp_path) == [1]
 
 
+@pytest.mark.parametrize("missing", [1, 2, 200])
+def test_a_line_that_is_still_being_written_ends_what_is_read(tmp_path: Path, event: Make, missing: int) -> None:
+    with EventLog.writing(tmp_path) as log:
+        log.extend([event(step=0), event(step=1)])
+    (segment,) = (tmp_path / "events").iterdir()
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:-missing])
+
+    class Damage(list[str]):
+        def append(self, text: str) -> None:
+            super().append(text)
+            segment.write_bytes(whole)  # the writer goes on before the reader does
+
+    damage, steps = Damage(), []
+    for each in read_events(tmp_path, damage):
+        steps.append(each.step)
+        if each.step == 1:
+            segment.write_bytes(whole)
+    assert (steps, len(damage)) == (([0, 1], 0) if missing == 1 else ([0], 1))
+
+
 def test_a_line_cut_inside_a_character_is_a_torn_line(tmp_path: Path, event: Make, member: Make) -> None:
     segment = write(tmp_path, event([member("é" * 300)], step=1))
     data = segment.read_bytes()
